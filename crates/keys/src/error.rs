@@ -21,6 +21,12 @@ pub enum KeyError {
          written it anew"
     )]
     BadLimits { path: PathBuf, name: Name, why: String },
+    #[error("all users from {first} to {last} are keys' already: set more aside (--users)")]
+    NoUser { first: u32, last: u32 },
+    #[error(
+        "{path} says {user}, who is none of those that --users sets aside: name them as before"
+    )]
+    UserBeyond { path: PathBuf, user: u32 },
     #[error("{path} has more than {max} files: remove those that you do not know")]
     TooMany { path: PathBuf, max: usize },
     #[error("you have no key as yet: `kedge keys new` makes one")]

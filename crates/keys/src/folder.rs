@@ -2,7 +2,8 @@
 
 use crate::error::KeyError;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, fsync, linkat, openat, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fsync, linkat,
+    openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -152,6 +153,14 @@ impl Folder {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(failed(&self.path_of(name))(error)),
         }
+    }
+
+    /// Waits until nobody else has it locked. It is locked as long as it is open.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn lock(&self) -> Result<(), KeyError> {
+        flock(&self.fd, FlockOperation::LockExclusive).map_err(failed(&self.path))
     }
 
     /// Has the disk know its names.

@@ -6,6 +6,8 @@ use crate::folder::Folder;
 use crate::identity::Identity;
 use crate::limits::{BadLimits, Limits};
 use crate::{Name, Pins};
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,6 +17,8 @@ const PINNED: &str = ".pinned";
 const REVOKED: &str = ".revoked";
 /// The limits of a name.
 const LIMITS: &str = ".limits";
+/// The user as whom proxies of a name run.
+const USER: &str = ".user";
 /// Clocks of two machines may differ by so much, in seconds.
 const SKEW: u64 = 24 * 3600;
 
@@ -172,6 +176,37 @@ impl Keys {
         })
     }
 
+    /// Returns the user, by number, as whom proxies of a name run where root lends: one of the
+    /// `range`, chosen for good when it is first asked for, and no other name's.
+    ///
+    /// # Errors
+    /// There are no more, or the name's is none of them; a file is damaged or open to others.
+    pub fn user(&self, name: &Name, range: RangeInclusive<u32>) -> Result<u32, KeyError> {
+        let folder = Folder::open(&self.path)?.ok_or(KeyError::NoIdentity)?;
+        // Of two servers that look at once, one waits.
+        folder.lock()?;
+        let own = format!("{name}{USER}");
+        let mut taken = HashSet::new();
+        for file in folder.names()?.into_iter().filter(|file| file.ends_with(USER)) {
+            let path = folder.path_of(&file);
+            let damaged = |why: &str| KeyError::Damaged { path: path.clone(), why: why.to_owned() };
+            let text = folder.read(&file)?.ok_or_else(|| damaged("it has just gone"))?;
+            let text = std::str::from_utf8(&text).ok().and_then(|text| text.strip_suffix('\n'));
+            let user =
+                text.and_then(|text| text.parse().ok()).ok_or_else(|| damaged("no number"))?;
+            if file == own {
+                let beyond = KeyError::UserBeyond { path: path.clone(), user };
+                return if range.contains(&user) { Ok(user) } else { Err(beyond) };
+            }
+            taken.insert(user);
+        }
+        let (first, last) = (*range.start(), *range.end());
+        let free = range.into_iter().find(|user| !taken.contains(user));
+        let user = free.ok_or(KeyError::NoUser { first, last })?;
+        folder.write(&own, format!("{user}\n").as_bytes(), false)?;
+        Ok(user)
+    }
+
     /// Says how much a pinned name may have: what another key of the name may have as well.
     ///
     /// # Errors
@@ -323,6 +358,29 @@ mod tests {
         assert!(said.contains("alice.limits is damaged: line 1"), "{said}");
         keys.limit(&alice, &Limits::default()).unwrap();
         assert!(!file.exists() && keys.limits(&alice).unwrap().is_empty());
+    }
+
+    #[test]
+    fn each_name_has_a_user_for_good() {
+        let place = Place::new("users");
+        let keys = place.keys();
+        assert!(keys.user(&name("alice"), 7..=8).is_err(), "no folder");
+        keys.make("x", DAY, false).unwrap();
+        assert_eq!(keys.user(&name("bob"), 7..=8).unwrap(), 7);
+        assert_eq!(keys.user(&name("alice"), 7..=8).unwrap(), 8);
+        assert_eq!(keys.user(&name("bob"), 7..=8).unwrap(), 7);
+        let none = keys.user(&name("carol"), 7..=8).unwrap_err();
+        assert!(matches!(none, KeyError::NoUser { first: 7, last: 8 }), "{none}");
+        let beyond = keys.user(&name("bob"), 8..=9).unwrap_err().to_string();
+        assert!(beyond.contains("bob.user says 7"), "{beyond}");
+        assert_eq!(keys.user(&name("carol"), 7..=9).unwrap(), 9);
+        let file = place.path.join("keys/bob.user");
+        fs::write(&file, "0x7\n").unwrap();
+        // Whose it is would not be known of the next one either.
+        for of in ["bob", "dave"] {
+            let said = keys.user(&name(of), 7..=20).unwrap_err().to_string();
+            assert!(said.contains("bob.user is damaged: no number"), "{said}");
+        }
     }
 
     #[test]

@@ -52,6 +52,7 @@ fn serve_far(options: &Options) -> ExitCode {
         Ok(taken) => taken,
         Err(error) => return fail(&error.to_string()),
     };
+    no_new_rights();
     ignore_signals();
     // Whoever wants the devices back ends it so: its server is not its master for ever.
     // SAFETY: a default disposition installs no handler.
@@ -122,6 +123,12 @@ fn serve(
             1
         }
     }
+}
+
+/// Has no program that this process may come to start give it rights.
+fn no_new_rights() {
+    // SAFETY: a plain call that changes a bit of this process's.
+    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
 }
 
 /// Has all threads share the first heap. A heap of a thread's own is a reservation of 128 MiB,

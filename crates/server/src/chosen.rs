@@ -107,6 +107,7 @@ mod tests {
             gpu: gpu.parse().unwrap(),
             devices,
             soft_memory: None,
+            users: None,
             keys: None,
             proxy: "/bin/false".into(),
         };

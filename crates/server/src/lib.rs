@@ -7,6 +7,7 @@
 
 mod chosen;
 mod figures;
+mod homes;
 mod measure;
 mod openings;
 mod owner;
@@ -15,7 +16,9 @@ mod sessions;
 mod tenants;
 
 pub use figures::{Figures, TenantFigures, Watch};
+pub use homes::Users;
 
+use homes::Owner;
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits};
 use kedge_protocol::PROTOCOL_VERSION;
@@ -56,6 +59,8 @@ pub struct ServeSpec {
     /// How many they are, as far as is known.
     pub devices: usize,
     pub soft_memory: Option<u64>,
+    /// As whom the proxies of keys run; `None`: as this process.
+    pub users: Option<Users>,
     /// Of the user whose devices are lent, where other machines can connect.
     pub keys: Option<Keys>,
     /// The proxy's program.
@@ -70,6 +75,10 @@ pub enum ServeError {
     Keys { address: SocketAddr, source: KeyError },
     #[error("--gpu {0} are not devices of this machine: give soft, soft:N, local or local:I,J…")]
     NotHere(String),
+    #[error("--users takes root, who may start processes as others")]
+    NotRoot,
+    #[error("--users: give numbers of users that nobody is, such as 70000-70999")]
+    NoUsers,
     #[error("cannot start the thread that ends sessions of revoked keys: {0}")]
     Watch(io::Error),
 }
@@ -102,7 +111,16 @@ impl Server {
             return Err(ServeError::NotHere(spec.gpu.to_string()));
         }
         let address = spec.listen;
+        if let Some(users) = &spec.users {
+            if !rustix::process::geteuid().is_root() {
+                return Err(ServeError::NotRoot);
+            }
+            users.are_proper().then_some(()).ok_or(ServeError::NoUsers)?;
+        }
         if !is_here(address) {
+            if spec.users.is_none() && rustix::process::geteuid().is_root() {
+                say("proxies of all keys run as root: --users gives each key a user of its own");
+            }
             let keys = spec.keys.as_ref().ok_or(KeyError::NoIdentity);
             let read = keys.and_then(|keys| keys.identity().and_then(|_| keys.pins()));
             let pins = read.map_err(|source| ServeError::Keys { address, source })?;
@@ -339,6 +357,19 @@ impl Lender {
         })
     }
 
+    /// Returns as whom a client's proxies run; `None`: as this process.
+    fn owner_of(&self, who: Option<&Client>) -> Result<Option<Owner>, Refusal> {
+        let (Some(users), Some(keys), Some(who)) = (&self.spec.users, &self.spec.keys, who) else {
+            return Ok(None);
+        };
+        let id = keys.user(&who.name, users.range.clone()).map_err(io::Error::other);
+        let owner = id.and_then(|id| users.owner(id)).map_err(|error| {
+            (self.say)(&format!("no user for {who}: {error}"));
+            Refusal::User(error)
+        })?;
+        Ok(Some(owner))
+    }
+
     fn refuse(
         &self,
         who: Option<&Client>,
@@ -364,7 +395,9 @@ impl Lender {
         let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
         let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
         let begun = self.limits_of(who.as_ref()).and_then(|limits| {
-            let asked = Asked { kind, key, attempt, job, devices, limits: &limits };
+            let owner = self.owner_of(who.as_ref())?;
+            let owner = owner.as_ref();
+            let asked = Asked { kind, key, attempt, job, devices, limits: &limits, owner };
             let begun = self.sessions.begin(&self.spec, asked, who.clone(), stream.stream())?;
             Ok((begun, limits.memory))
         });
@@ -415,6 +448,7 @@ mod tests {
             gpu: gpu.parse().unwrap(),
             devices,
             soft_memory: None,
+            users: None,
             keys: Some(Keys::at("/nonexistent".into())),
             proxy: "/bin/false".into(),
         }

@@ -49,4 +49,6 @@ pub(crate) enum Refusal {
         "what your key may have cannot be read there: who runs the server finds why in its log"
     )]
     Limits(#[source] KeyError),
+    #[error("it has no user for your key: who runs the server finds why in its log")]
+    User(#[source] io::Error),
 }

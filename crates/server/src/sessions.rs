@@ -2,6 +2,7 @@
 
 use crate::ServeSpec;
 use crate::chosen::Chosen;
+use crate::homes::Owner;
 use crate::refusal::Refusal;
 use crate::tenants::{Place, Tenants};
 use kedge_control::gpu::GpuSpec;
@@ -129,6 +130,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) devices: &'a [u32],
     /// Of its key.
     pub(crate) limits: &'a Limits,
+    /// As whom its proxy runs; `None`: as the server.
+    pub(crate) owner: Option<&'a Owner>,
 }
 
 #[derive(Debug)]
@@ -175,7 +178,7 @@ impl Sessions {
         who: Option<Client>,
         line: &TcpStream,
     ) -> Result<Begun, Refusal> {
-        let Asked { kind, key, attempt, job, devices, limits } = asked;
+        let Asked { kind, key, attempt, job, devices, limits, owner } = asked;
         self.end_before(&key, attempt, who.as_ref())?;
         let mut open = self.locked();
         open.check(&asked, who.as_ref())?;
@@ -188,7 +191,7 @@ impl Sessions {
             Kind::Devices => Some(open.tenants.enter(name).map_err(failed)?),
             Kind::Management => None,
         };
-        let started = start_proxy(spec, kind, &chosen.gpu, line, far);
+        let started = start_proxy(spec, (kind, owner), &chosen.gpu, line, far);
         let (proxy, process) = started.map_err(|error| {
             place.iter().for_each(|place| open.tenants.leave(name, place));
             failed(error)
@@ -349,7 +352,7 @@ impl Sessions {
 /// Starts a proxy with its line and its end of a channel: with what signals it.
 fn start_proxy(
     spec: &ServeSpec,
-    kind: Kind,
+    (kind, owner): (Kind, Option<&Owner>),
     gpu: &GpuSpec,
     line: OwnedFd,
     far: OwnedFd,
@@ -366,6 +369,13 @@ fn start_proxy(
     command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
     // Ctrl-C is the server's, which lets its sessions go on for a while.
     command.process_group(0);
+    if let Some(Owner { id, home }) = owner {
+        // Without groups. What the server's user has in his folders is none of its business.
+        command.uid(*id).gid(*id).current_dir("/").env("HOME", home);
+        for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"] {
+            command.env_remove(name);
+        }
+    }
     let mut proxy = command.spawn()?;
     match pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty()) {
         Ok(process) => Ok((proxy, process)),
@@ -471,6 +481,7 @@ mod tests {
             gpu: "soft".parse().unwrap(),
             devices: 1,
             soft_memory: None,
+            users: None,
             keys: None,
             proxy: place.proxy(),
         };
@@ -486,6 +497,7 @@ mod tests {
             job: key,
             devices: &[],
             limits: &NO_LIMITS,
+            owner: None,
         };
         assert!(!sessions.any_from_afar());
         let (ends, ended) = mpsc::channel();

@@ -9,12 +9,14 @@ use crate::time::Time;
 use clap::Args;
 use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
 use kedge_keys::Keys;
-use kedge_server::{Ender, ServeSpec, Server};
+use kedge_server::{Ender, ServeSpec, Server, Users};
 use kedge_supervisor::Parts;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -54,6 +56,13 @@ pub(crate) struct ServeArgs {
     /// Where to listen; with port 0, on a free port, which is told
     #[arg(long, value_name = "ADDRESS:PORT", default_value_t = default_address())]
     listen: SocketAddr,
+    /// Users, by number, that are set aside for keys: each key's proxies run as one of them, which
+    /// the key keeps; takes root
+    #[arg(long, value_name = "FIRST-LAST", value_parser = range)]
+    users: Option<RangeInclusive<u32>>,
+    /// Where each of these users has a folder for what his proxies keep
+    #[arg(long, value_name = "DIR", requires = "users", default_value = "/var/lib/kedge/homes")]
+    homes: PathBuf,
     /// Tell who has what at this address: /metrics for Prometheus, and /healthz. Whoever reaches it
     /// may ask; with port 0, on a free port, which is told
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -79,7 +88,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let devices = count(&gpu);
     let (listen, proxy) = (args.listen, Parts::find()?.proxy);
     let keys = if listen.ip().is_loopback() { None } else { Some(Keys::of_user()?) };
-    let spec = ServeSpec { listen, gpu: gpu.clone(), devices, soft_memory, keys, proxy };
+    let homes = args.homes.clone();
+    let users = args.users.clone().map(|range| Users { range, homes });
+    let spec = ServeSpec { listen, gpu: gpu.clone(), devices, soft_memory, users, keys, proxy };
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
     if let Some(address) = args.metrics {
@@ -88,6 +99,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     end_when_told(server.ender(), args.grace.0)?;
     say(&format!("{gpu} is lent at {address}"));
     server.serve()
+}
+
+fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
+    let ends = text
+        .split_once('-')
+        .and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?));
+    ends.ok_or_else(|| "give two numbers of users, such as 70000-70999".to_owned())
 }
 
 /// Returns how many devices are lent, as far as can be told.
