@@ -42,7 +42,8 @@ impl Served {
         let address = loop {
             let Some(Ok(line)) = lines.next() else { panic!("kedge serve said: {first}") };
             if let Some((_, address)) = line.split_once(" is lent at ") {
-                break address.to_owned();
+                // Of JSON, what is before the text's end.
+                break address.split('"').next().unwrap_or_default().to_owned();
             }
             first.push_str(&line);
             first.push('\n');

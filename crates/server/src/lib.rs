@@ -12,15 +12,17 @@ mod measure;
 mod openings;
 mod owner;
 mod refusal;
+mod said;
 mod sessions;
 mod tenants;
 
 pub use figures::{Figures, TenantFigures, Watch};
 pub use homes::Users;
+pub use said::{Event, Said};
 
 use homes::Owner;
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits};
+use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits, Name};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
     FrameError, HandedOver, JobKey, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION,
@@ -97,7 +99,7 @@ struct Lender {
     openings: Openings,
     /// Connections that were refused before it was known whose they are.
     strangers: AtomicU64,
-    say: fn(&str),
+    say: fn(&Said),
 }
 
 impl Server {
@@ -106,7 +108,7 @@ impl Server {
     /// # Errors
     /// The address cannot be had, or is one that others reach and there is no key; the devices are
     /// not this machine's.
-    pub fn bind(spec: ServeSpec, say: fn(&str)) -> Result<Server, ServeError> {
+    pub fn bind(spec: ServeSpec, say: fn(&Said)) -> Result<Server, ServeError> {
         if matches!(spec.gpu, GpuSpec::Remote { .. } | GpuSpec::Several(_)) {
             return Err(ServeError::NotHere(spec.gpu.to_string()));
         }
@@ -119,13 +121,16 @@ impl Server {
         }
         if !is_here(address) {
             if spec.users.is_none() && rustix::process::geteuid().is_root() {
-                say("proxies of all keys run as root: --users gives each key a user of its own");
+                let root = "proxies of all keys run as root: --users gives each a user of its own";
+                say(&Said::new(Event::Advice, root));
             }
             let keys = spec.keys.as_ref().ok_or(KeyError::NoIdentity);
             let read = keys.and_then(|keys| keys.identity().and_then(|_| keys.pins()));
             let pins = read.map_err(|source| ServeError::Keys { address, source })?;
             if pins.is_empty() {
-                say("nobody may connect from other machines as yet: `kedge keys add NAME FILE`");
+                let nobody = "nobody may connect from other machines as yet: \
+                              `kedge keys add NAME FILE`";
+                say(&Said::new(Event::Advice, nobody));
             }
         }
         let listener =
@@ -171,7 +176,7 @@ impl Server {
             match self.listener.accept() {
                 Ok((stream, from)) => self.accepted(stream, from),
                 Err(error) => {
-                    (self.lender.say)(&format!("cannot accept a connection: {error}"));
+                    self.lender.trouble(format!("cannot accept a connection: {error}"));
                     // Out of descriptors, most likely: does not get better by asking faster.
                     thread::sleep(Duration::from_millis(200));
                 }
@@ -184,22 +189,23 @@ impl Server {
         let lender = self.lender.clone();
         let opened = match lender.openings.add(&stream, from.ip()) {
             Ok(opened) => opened,
-            Err(error) => return (lender.say)(&format!("cannot hear {from}: {error}")),
+            Err(error) => return lender.trouble(format!("cannot hear {from}: {error}")),
         };
         let hear = move || {
             let opened = opened;
-            let heard = lender.open(stream);
+            let mut key = None;
+            let heard = lender.open(stream, &mut key);
             // Whoever makes many connections does not write the log full with those that had to go.
             if let Err(why) = heard
                 && opened.is_there()
             {
-                (lender.say)(&format!("{from}: {why}"));
+                lender.refused(key.as_ref(), from, &why);
             }
         };
         if let Err(error) =
             thread::Builder::new().name("opening".into()).stack_size(128 << 10).spawn(hear)
         {
-            (self.lender.say)(&format!("cannot hear a connection: {error}"));
+            self.lender.trouble(format!("cannot hear a connection: {error}"));
         }
     }
 }
@@ -222,7 +228,7 @@ impl Ender {
         let Ender(lender) = self;
         let open = lender.sessions.close();
         if open == 0 {
-            return (lender.say)("told to end: no session is open");
+            return lender.ending("told to end: no session is open");
         }
         let text =
             format!("`kedge serve` there was told to end: it ends these devices in {grace:?}");
@@ -231,11 +237,11 @@ impl Ender {
             1 => "a session is open".to_owned(),
             count => format!("{count} sessions are open"),
         };
-        (lender.say)(&format!(
+        lender.ending(format!(
             "told to end: {open}, which may go on for {grace:?}; told again, it ends at once"
         ));
         if lender.sessions.wait_for_all(Instant::now() + grace, hurry) == 0 {
-            return (lender.say)("all sessions have ended");
+            return lender.ending("all sessions have ended");
         }
         let why = Text::truncated("`kedge serve` there was told to end".to_owned());
         lender.sessions.tell_all(&HandedOver::End { why });
@@ -247,6 +253,24 @@ impl Ender {
 type Admitted = (Option<Client>, Connection);
 
 impl Lender {
+    fn trouble(&self, text: impl Into<String>) {
+        (self.say)(&Said::new(Event::Trouble, text));
+    }
+
+    fn ending(&self, text: impl Into<String>) {
+        (self.say)(&Said::new(Event::Ending, text));
+    }
+
+    /// Says that somebody gets nothing.
+    fn refused(&self, key: Option<&Name>, from: SocketAddr, why: &str) {
+        let text = match key {
+            Some(key) => format!("{key} ({from}): {why}"),
+            None => format!("{from}: {why}"),
+        };
+        let (key, from) = (key.map(Name::to_string), Some(from));
+        (self.say)(&Said { key, from, ..Said::new(Event::Refused, text) });
+    }
+
     /// Ends the sessions whose keys are not pinned any more. `failed` is why the pins could not be
     /// read before, so that it is said once.
     fn end_revoked(&self, failed: &mut Option<String>) {
@@ -263,7 +287,7 @@ impl Lender {
             Err(error) => {
                 let why = format!("open sessions go on, whoever is revoked: {error}");
                 if failed.as_ref() != Some(&why) {
-                    (self.say)(&why);
+                    self.trouble(why.as_str());
                     *failed = Some(why);
                 }
             }
@@ -297,12 +321,13 @@ impl Lender {
         Ok(Some((Some(who), connection.map_err(|error| error.to_string())?)))
     }
 
-    /// Reads what a connection is for, and hands it over.
-    fn open(self: &Arc<Lender>, stream: TcpStream) -> Result<(), String> {
+    /// Reads what a connection is for, and hands it over; whose it is, once that is known.
+    fn open(self: &Arc<Lender>, stream: TcpStream, key: &mut Option<Name>) -> Result<(), String> {
         let admitted = self.admit(stream).inspect_err(|_| {
             self.strangers.fetch_add(1, Ordering::Relaxed);
         })?;
         let Some((who, mut stream)) = admitted else { return Ok(()) };
+        *key = who.as_ref().map(|who| who.name.clone());
         stream.read_until(Instant::now() + OPENING_LIMIT);
         let opening: Opening = match read_one(&mut stream, MAX_FIRST) {
             Ok(opening) => opening,
@@ -352,7 +377,7 @@ impl Lender {
     fn limits_of(&self, who: Option<&Client>) -> Result<Limits, Refusal> {
         let (Some(keys), Some(who)) = (&self.spec.keys, who) else { return Ok(Limits::default()) };
         keys.limits(&who.name).map_err(|error| {
-            (self.say)(&error.to_string());
+            self.trouble(error.to_string());
             Refusal::Limits(error)
         })
     }
@@ -364,7 +389,7 @@ impl Lender {
         };
         let id = keys.user(&who.name, users.range.clone()).map_err(io::Error::other);
         let owner = id.and_then(|id| users.owner(id)).map_err(|error| {
-            (self.say)(&format!("no user for {who}: {error}"));
+            self.trouble(format!("no user for {who}: {error}"));
             Refusal::User(error)
         })?;
         Ok(Some(owner))
@@ -392,7 +417,8 @@ impl Lender {
         who: Option<Client>,
         mut stream: Connection,
     ) -> Result<(), String> {
-        let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
+        let peer = stream.stream().peer_addr().ok();
+        let from = peer.map_or_else(|| "?".into(), |from| from.to_string());
         let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
         let begun = self.limits_of(who.as_ref()).and_then(|limits| {
             let owner = self.owner_of(who.as_ref())?;
@@ -406,14 +432,22 @@ impl Lender {
             Err(why) => return self.refuse(who.as_ref(), &mut stream, why.to_string()),
         };
         let (name, terms) = (kind.name(), place.map(|place| (place, memory)));
-        let begins = format!("{name} of {from} on {gpu} begins, proxy {}", proxy.id());
+        let pid = proxy.id();
+        let said = Said {
+            key: who.as_ref().map(ToString::to_string),
+            from: peer,
+            gpu: Some(gpu.to_string()),
+            proxy: Some(pid),
+            ..Said::new(Event::Begins, format!("{name} of {from} on {gpu} begins, proxy {pid}"))
+        };
         let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer {}));
         // Without it the proxy ends.
         let handed = sessions::tell_terms(&channel, terms, stream);
-        let lender = self.clone();
+        let (lender, begins) = (self.clone(), said.clone());
         let wait = move || {
             let ended = lender.sessions.wait(&key, proxy);
-            (lender.say)(&format!("{name} of {from} on {gpu} ends: {ended}"));
+            let text = format!("{name} of {from} on {gpu} ends: {ended}");
+            (lender.say)(&Said { event: Event::Ends, text, ..said });
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
         (self.say)(&begins);

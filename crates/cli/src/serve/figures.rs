@@ -1,10 +1,9 @@
 //! What a server tells of itself to who watches it.
 
-use super::say;
 use crate::Failure;
 use crate::http::{self, Page};
 use crate::prometheus::{self, Sample};
-use kedge_server::{Figures, TenantFigures, Watch};
+use kedge_server::{Event, Figures, Said, TenantFigures, Watch};
 use std::net::SocketAddr;
 use std::thread;
 
@@ -15,9 +14,10 @@ const HERE: &str = "(this machine)";
 ///
 /// # Errors
 /// Nothing can listen there.
-pub(super) fn tell(address: SocketAddr, watch: Watch) -> Result<(), Failure> {
+pub(super) fn tell(address: SocketAddr, watch: Watch, say: fn(&Said)) -> Result<(), Failure> {
     let listener = http::listen(address)?;
-    say(&format!("its figures are at http://{}/metrics", listener.local_addr()?));
+    let at = format!("its figures are at http://{}/metrics", listener.local_addr()?);
+    say(&Said::new(Event::Serves, at));
     let answer = move || {
         http::serve(&listener, &|path| match path {
             "/metrics" => Some(Ok(Page::Figures(render(&watch.figures())))),

@@ -1,19 +1,19 @@
 //! `kedge serve`.
 
 mod figures;
+mod log;
 
 use crate::Failure;
 use crate::gpu;
 use crate::size::Size;
 use crate::time::Time;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
 use kedge_keys::Keys;
-use kedge_server::{Ender, ServeSpec, Server, Users};
+use kedge_server::{Ender, Event, Said, ServeSpec, Server, Users};
 use kedge_supervisor::Parts;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -67,6 +67,9 @@ pub(crate) struct ServeArgs {
     /// may ask; with port 0, on a free port, which is told
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
+    /// How it says on standard error what happens: for people, or an object of JSON a line
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    log_format: LogFormat,
     /// How long sessions may go on when the server is told to end (SIGTERM, Ctrl-C): they are told
     /// in their jobs' logs, and no new one begins. Told again, it ends at once
     #[arg(long, value_name = "TIME", default_value = "30s")]
@@ -77,9 +80,20 @@ fn default_address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()
 }
 
-/// Says what happens. A terminal that is gone is no reason to end.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "kedge: {line}");
+/// How the server says what happens.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+impl LogFormat {
+    fn say(self) -> fn(&Said) {
+        match self {
+            LogFormat::Text => log::text,
+            LogFormat::Json => log::json,
+        }
+    }
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
@@ -91,13 +105,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let homes = args.homes.clone();
     let users = args.users.clone().map(|range| Users { range, homes });
     let spec = ServeSpec { listen, gpu: gpu.clone(), devices, soft_memory, users, keys, proxy };
+    let say = args.log_format.say();
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
     if let Some(address) = args.metrics {
-        figures::tell(address, server.watch())?;
+        figures::tell(address, server.watch(), say)?;
     }
     end_when_told(server.ender(), args.grace.0)?;
-    say(&format!("{gpu} is lent at {address}"));
+    let lent = Said::new(Event::Serves, format!("{gpu} is lent at {address}"));
+    say(&Said { gpu: Some(gpu.to_string()), ..lent });
     server.serve()
 }
 
