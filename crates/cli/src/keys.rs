@@ -64,8 +64,8 @@ enum What {
     Limit(LimitArgs),
     /// Refuse a pinned certificate from now on
     ///
-    /// Connections that are open go on. The certificate can never be pinned again; its owner makes
-    /// another (`kedge keys new --replace`). The name is free for that.
+    /// A server that runs ends its sessions within a second. The certificate can never be pinned
+    /// again; its owner makes another (`kedge keys new --replace`). The name is free for that.
     Revoke {
         /// The name under which it is pinned
         #[arg(value_name = "NAME")]
