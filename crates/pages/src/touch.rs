@@ -4,7 +4,9 @@ use crate::engine::Engine;
 use crate::out::Out;
 use crate::region::{Key, offsets, runs};
 use crate::set::PageSet;
-use crate::types::{Access, Action, Attach, Error, Note, Pages, Place, Protection, Step, StreamId};
+use crate::types::{
+    Access, Action, Attach, BLOCK, Error, Note, Pages, Place, Protection, Step, StreamId,
+};
 
 impl Engine {
     /// The host touches a page that its view does not let it. `by`: the stream whose host function
@@ -80,6 +82,60 @@ impl Engine {
         let mut out = Out::default();
         shut.into_iter().for_each(|pages| self.open(pages, access, &mut out));
         Ok(Step::Do(out.done()))
+    }
+
+    /// The view has lost a page that the host has open, whose bytes are where they were: has it
+    /// show the page again, and those behind it that are as this one where touches follow each
+    /// other.
+    ///
+    /// # Errors
+    /// The page is no managed memory.
+    pub fn reopen(&mut self, page: u64) -> Result<Vec<Action>, Error> {
+        let region = self.region(page).ok_or(Error::NotManaged(page))?;
+        let block = &region.blocks[region.index(page) as usize];
+        let one = offsets(&(page..page + 1));
+        let (alike, access) = match (block.place, (block.writable & one).is_empty()) {
+            (Place::Host, _) => (PageSet::of(0..BLOCK), Access::Write),
+            (Place::Node(_), false) => (block.writable, Access::Write),
+            (Place::Node(_), true) => (block.readable - block.writable, Access::Read),
+        };
+        let end = region.block_pages(region.index(page)).end;
+        let is_alike = |page: &u64| !(alike & offsets(&(*page..page + 1))).is_empty();
+        let room = (page..end).take_while(is_alike).count() as u64;
+        let mut out = Out::default();
+        if room > 0 {
+            let pages = page..page + self.ahead.window(page, access, room);
+            let write = access == Access::Write;
+            let to = if write { Protection::ReadWrite } else { Protection::Read };
+            out.push(Action::Protect { pages, to });
+        }
+        Ok(out.done())
+    }
+
+    /// This is another process's view and host memory, which hold no more than what the host alone
+    /// had: all that both had is the node's now, and the rest is shown again.
+    pub fn rebuilt(&mut self) -> Vec<Action> {
+        let mut out = Out::default();
+        let open = self.classes.values().flat_map(|class| class.open.iter());
+        let host = self.classes.values().filter_map(|class| class.homes.get(&Place::Host));
+        let mut keys: Vec<Key> = open.chain(host.flatten()).copied().collect();
+        keys.sort_unstable();
+        keys.dedup();
+        for key in keys {
+            let Some(region) = self.regions.get_mut(&key.0) else { continue };
+            let pages = region.block_pages(key.1);
+            let Some(block) = region.blocks.get_mut(key.1 as usize) else { continue };
+            if block.place == Place::Host {
+                out.push(Action::Protect { pages, to: Protection::ReadWrite });
+                continue;
+            }
+            let both = block.readable - block.writable;
+            block.readable = block.writable;
+            for (set, to) in [(both, Protection::None), (block.writable, Protection::ReadWrite)] {
+                runs(pages.start, set).for_each(|pages| out.push(Action::Protect { pages, to }));
+            }
+        }
+        out.done()
     }
 
     /// Whether the view does not let the host touch a managed page so.

@@ -189,3 +189,44 @@ fn a_host_function_does_not_wait_for_itself() {
     let sent = engine.host_function_over(STREAM);
     assert!(sent.contains(&Action::Send { node: GPU, pages: page(START) }));
 }
+
+/// A page that is open and not in the view is shown again, and with it those behind it that are
+/// alike where touches follow each other; nothing is fetched.
+#[test]
+fn what_the_view_has_lost_is_shown_again() {
+    let mut engine = Engine::new([(GPU, NodeConfig::default())], 64);
+    engine.alloc(START..START + 100, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let opened = done(engine.touch_range(START..START + 10, Access::Write, None).unwrap());
+    assert_eq!(opened.len(), 2);
+    let opened = done(engine.touch_range(START + 10..START + 12, Access::Read, None).unwrap());
+    assert_eq!(opened.len(), 2);
+    let shown = |pages, to| vec![Action::Protect { pages, to }];
+    let (read, write) = (Protection::Read, Protection::ReadWrite);
+    assert_eq!(engine.reopen(START + 7).unwrap(), shown(page(START + 7), write));
+    assert_eq!(engine.reopen(START + 8).unwrap(), shown(START + 8..START + 10, write));
+    assert_eq!(engine.reopen(START + 10).unwrap(), shown(page(START + 10), read));
+    assert_eq!(engine.reopen(START + 12).unwrap(), [], "it is closed");
+    assert!(engine.reopen(START + 100).is_err());
+}
+
+/// After a restart the host has what it alone had.
+#[test]
+fn a_restart_leaves_with_the_node_what_both_had() {
+    let mut engine = engine(None, false);
+    engine.alloc(START..START + 100, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    touch(&mut engine, START + 3, Access::Read);
+    touch(&mut engine, START + 5, Access::Write);
+    let shown = |pages, to| Action::Protect { pages, to };
+    let expected =
+        [shown(page(START + 3), Protection::None), shown(page(START + 5), Protection::ReadWrite)];
+    assert_eq!(engine.rebuilt(), expected);
+    assert!(touch(&mut engine, START + 5, Access::Write).is_empty());
+    let fetched = Action::Fetch { node: GPU, pages: page(START + 3) };
+    assert_eq!(touch(&mut engine, START + 3, Access::Read)[0], fetched);
+    let sent = Action::Send { node: GPU, pages: page(START + 5) };
+    assert_eq!(launch(&mut engine, &[]).last(), Some(&sent));
+}

@@ -10,7 +10,7 @@ use kedge_pages::{
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 /// Kinds of steps.
-pub(crate) const KINDS: u8 = 26;
+pub(crate) const KINDS: u8 = 28;
 const BASE: u64 = 0x3_0000_0000;
 const SLOTS: u64 = 5;
 /// Pages from one slot to the next: regions share cells of 512 pages.
@@ -48,6 +48,8 @@ pub(crate) struct World {
     pending: BTreeMap<StreamId, VecDeque<Task>>,
     /// Streams whose host function runs.
     inside: HashSet<StreamId>,
+    /// Pages that the host alone has and that are not in the view.
+    owned: HashSet<u64>,
     salt: u32,
     /// Every node has mapped the host's memory at all times.
     always_mapped: bool,
@@ -74,6 +76,7 @@ impl World {
             regions: BTreeMap::new(),
             pending: BTreeMap::new(),
             inside: HashSet::new(),
+            owned: HashSet::new(),
             salt: 0,
             always_mapped: setup.nodes.iter().all(|(maps_host, ..)| *maps_host),
         }
@@ -112,6 +115,8 @@ impl World {
             22 => self.advise(u64::from(a), b, c),
             23 => self.fork(),
             24 => self.checkpoint(),
+            25 => self.restart(),
+            26 => self.lose(u64::from(a), c),
             _ => self.change_node(self.node_of(stream), b, c),
         }
     }
@@ -200,6 +205,7 @@ impl World {
         let access = if write { Access::Write } else { Access::Read };
         self.until_done(|world| world.engine.touch_range(range.clone(), access, None));
         for page in range {
+            self.shown(page, if write { Protection::ReadWrite } else { Protection::Read });
             self.now((page, 1), write);
         }
     }
@@ -352,6 +358,31 @@ impl World {
         );
     }
 
+    /// The process goes on from an image: what both had was saved with the node.
+    fn restart(&mut self) {
+        self.checkpoint();
+        for page in self.regions.values().flat_map(|(pages, _)| pages.clone()) {
+            let own = self.view.get(&page) == Some(&Protection::ReadWrite);
+            let own = own || self.places[&page] == Place::Host || self.owned.contains(&page);
+            if !own {
+                self.host.remove(&page);
+            }
+            self.view.insert(page, Protection::None);
+        }
+        self.owned.clear();
+        let actions = self.engine.rebuilt();
+        self.carry_out(actions);
+    }
+
+    /// The system takes a page out of the view, or the program advises so; its bytes stay.
+    fn lose(&mut self, slot: u64, c: u16) {
+        let Some((pages, _)) = self.slot(slot) else { return };
+        let page = pages.start + u64::from(c) % (pages.end - pages.start);
+        if self.view.insert(page, Protection::None) == Some(Protection::ReadWrite) {
+            self.owned.insert(page);
+        }
+    }
+
     /// The job moves to another kind of device, by way of the host or of an image.
     fn change_node(&mut self, node: NodeId, b: u8, c: u16) {
         let ids: BTreeSet<NodeId> = self.configs.keys().copied().collect();
@@ -398,9 +429,10 @@ impl World {
         for action in actions {
             self.check_rest(&action);
             match action {
-                Action::Protect { pages, to } => {
-                    pages.for_each(|page| _ = self.view.insert(page, to));
-                }
+                Action::Protect { pages, to } => pages.for_each(|page| {
+                    self.view.insert(page, to);
+                    self.owned.remove(&page);
+                }),
                 Action::Reserve { node, pages } => pages.for_each(|page| {
                     assert!(self.memories.insert((node, page), [0; WORDS]).is_none());
                 }),
@@ -468,7 +500,16 @@ impl World {
         if view < needed {
             self.until_done(|world| world.engine.touch(word.0, access, by));
         }
+        self.shown(word.0, needed);
         self.now(word, write);
+    }
+
+    /// Has a page shown again that is open and not in the view.
+    fn shown(&mut self, page: u64, needed: Protection) {
+        if self.view.get(&page).is_none_or(|view| *view < needed) {
+            let actions = self.engine.reopen(page).unwrap();
+            self.carry_out(actions);
+        }
     }
 
     /// Accesses a word that the view lets the host access.
