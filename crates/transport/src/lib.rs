@@ -17,6 +17,7 @@ mod greeting;
 mod handshake_tests;
 mod layout;
 mod limits;
+pub mod managed;
 mod memory;
 mod outbox;
 mod ring;

@@ -10,6 +10,8 @@
 
 mod bytes;
 mod faults;
+mod locked;
+mod marks;
 mod touched;
 mod view;
 
@@ -23,13 +25,15 @@ use bytes::{Moves, Way};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_pages::{
-    Access, Action, Attach, Engine, NodeConfig, NodeId, PAGE, Pages, Place, Step,
+    Access, Action, Attach, Engine, NodeConfig, NodeId, PAGE, Pages, Place, Protection, Step,
     StreamId as Stream,
 };
 use kedge_protocol::{Call, CtxId, Post, StreamId, StreamOp};
+use locked::Locked;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use touched::Touched;
 use view::View;
 
@@ -55,6 +59,8 @@ struct State {
     graphs: Option<Stream>,
     /// The host function that runs: its thread, and its stream.
     inside: Option<(i32, Stream)>,
+    /// Of the view that the engine knows.
+    generation: u64,
 }
 
 /// What lies where an allocation is.
@@ -171,6 +177,7 @@ pub(crate) fn post(stream: StreamId, op: StreamOp) -> Result<(), CuError> {
         }
         state
     });
+    state.iter().for_each(Locked::settled);
     let posted = session::get()?.post(&Post::Enqueue { stream, op });
     // A touch must not come between: it would find the stream idle.
     drop(state);
@@ -221,7 +228,7 @@ impl Paged {
             log::refused("cuMemAllocManaged: the proxy cannot reach this process's memory here");
             return Err(CuError::NOT_SUPPORTED);
         }
-        let view = View::new(session.devices.len() as u64).map_err(|error| {
+        let view = View::new(session.devices.len() as u32).map_err(|error| {
             log::refused(&format!("cuMemAllocManaged: the system tells of no faults: {error}"));
             CuError::NOT_SUPPORTED
         })?;
@@ -232,12 +239,13 @@ impl Paged {
             functions: BTreeMap::new(),
             graphs: None,
             inside: None,
+            generation: view.marks.generation(),
         };
         Ok(Paged { view, state: Mutex::new(state) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        Locked::of(self)
     }
 
     /// Asks the engine until nothing has to be waited for, and carries out what it says. The engine
@@ -245,7 +253,7 @@ impl Paged {
     fn done(
         &self,
         ask: impl Fn(&mut State) -> Result<Step, kedge_pages::Error>,
-    ) -> Result<MutexGuard<'_, State>, CuError> {
+    ) -> Result<Locked<'_>, CuError> {
         loop {
             let mut state = self.lock();
             let (streams, ticket) = match ask(&mut state).map_err(refused)? {
@@ -271,7 +279,19 @@ impl Paged {
     /// Serves a touch of a thread of the program's.
     fn touch(&self, page: u64, access: Access, thread: i32) -> Result<(), CuError> {
         let by = |state: &State| state.inside.filter(|it| it.0 == thread).map(|it| it.1);
-        self.done(|state| state.engine.touch(page, access, by(state))).map(drop)
+        let open = Cell::new(false);
+        let mut state = self.done(|state| {
+            let step = state.engine.touch(page, access, by(state));
+            open.set(matches!(&step, Ok(Step::Do(actions)) if actions.is_empty()));
+            step
+        })?;
+        // Another thread was faster; or the page has gone out of the view, because the system was
+        // short of memory or the program has advised so.
+        if open.get() && self.view.lacks(page, access) {
+            let actions = state.engine.reopen(page).map_err(refused)?;
+            self.carry_out(&mut state, actions);
+        }
+        Ok(())
     }
 
     /// Whether a touch would have to wait for work now.
@@ -282,20 +302,43 @@ impl Paged {
         !idle && matches!(state.engine.touch_waits(page, access, by), Ok(true))
     }
 
+    /// Does what the engine has said. Meanwhile a checkpoint saves the pages that are moved as if
+    /// the host alone had them, whatever of that is done.
     fn carry_out(&self, state: &mut State, actions: Vec<Action>) {
+        let marks = &self.view.marks;
+        for action in &actions {
+            match action {
+                Action::Protect { to: Protection::None, .. } => {}
+                Action::Protect { pages, .. }
+                | Action::Fetch { pages, .. }
+                | Action::Send { pages, .. } => marks.own(pages, true),
+                _ => {}
+            }
+        }
+        marks.busy(false);
+        self.do_all(state, &actions);
+        for action in &actions {
+            if let Action::Protect { pages, to } = action {
+                marks.own(pages, *to == Protection::ReadWrite);
+            }
+        }
+        marks.busy(true);
+    }
+
+    fn do_all(&self, state: &mut State, actions: &[Action]) {
         let mut moved = Moves::default();
         for action in actions {
             match action {
                 Action::Protect { pages, to } => {
                     moved.finish(state);
-                    self.view.protect(&pages, to);
+                    self.view.protect(pages, *to);
                 }
-                Action::Fetch { pages, .. } => moved.copy(&self.view, state, &pages, Way::Here),
-                Action::Send { pages, .. } => moved.copy(&self.view, state, &pages, Way::There),
-                Action::Forget { pages } => self.view.forget(&pages),
+                Action::Fetch { pages, .. } => moved.copy(&self.view, state, pages, Way::Here),
+                Action::Send { pages, .. } => moved.copy(&self.view, state, pages, Way::There),
+                Action::Forget { pages } => self.view.forget(pages),
                 Action::Tell(note) => log::line(&format!("managed memory: {note:?}")),
                 // It was taken when the region was made, and may have been somebody's before.
-                Action::Reserve { pages, .. } => moved.clear(state, &pages),
+                Action::Reserve { pages, .. } => moved.clear(state, pages),
                 // It is given back with the region, and there is one node.
                 Action::Release { .. } | Action::Map { .. } | Action::Copy { .. } => {}
             }

@@ -1,11 +1,15 @@
 //! The program's view of managed memory, its alias, and the userfaultfd that watches the view.
 
+use super::marks::Marks;
 use crate::log;
-use kedge_cuda_types::arena::{DEVICE_BASE, DEVICE_STRIDE};
-use kedge_pages::{PAGE, Pages, Protection};
+use kedge_cuda_types::arena::DEVICE_BASE;
+use kedge_pages::{Access, PAGE, Pages, Protection};
+use kedge_transport::managed;
 use std::ffi::c_void;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr;
 
 /// Faults of the kernel's own are not told: an ordinary user may have no others.
@@ -28,6 +32,13 @@ const CONTINUE_WP: u64 = 2;
 const EVENT_FAULT: u64 = 0x12;
 const FLAG_WRITE: u64 = 1;
 const FLAG_WP: u64 = 2;
+/// What the kernel is asked for.
+const FEATURES: u64 = MISSING_SHMEM | THREAD_ID | MINOR_SHMEM | WP_SHMEM;
+/// Bits of an entry of /proc/self/pagemap: the page is mapped; writes to it are faults.
+const PRESENT: u64 = 1 << 63;
+const PROTECTED: u64 = 1 << 57;
+/// How often a mapping is tried that somebody else begins to watch at the same moment.
+const TRIES: u32 = 3;
 
 /// Both mappings of the file that holds the host's pages.
 #[derive(Debug)]
@@ -36,6 +47,8 @@ pub(super) struct View {
     /// Where the alias of the first device's arena begins.
     alias: u64,
     uffd: OwnedFd,
+    /// What a checkpoint has to know of it.
+    pub(super) marks: Marks,
 }
 
 /// A thread waits for a page.
@@ -48,15 +61,17 @@ pub(super) struct Fault {
 
 impl View {
     /// Makes a file for the pages of so many devices' arenas, and maps its alias.
-    pub(super) fn new(devices: u64) -> io::Result<View> {
-        let length = devices * DEVICE_STRIDE;
+    pub(super) fn new(devices: u32) -> io::Result<View> {
+        let length = managed::length(devices);
         // SAFETY: the name is a C string.
         let file =
             owned(unsafe { libc::memfd_create(c"kedge-managed".as_ptr(), libc::MFD_CLOEXEC) })?;
         // SAFETY: the call touches no memory.
         checked(unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) })?;
         let alias = map(ptr::null_mut(), length, &file, 0)?;
-        Ok(View { file, alias, uffd: watch()? })
+        let (uffd, marks) = (watch()?, Marks::new(alias, devices));
+        marks.ready(devices, uffd.as_raw_fd(), FEATURES, MODES);
+        Ok(View { file, alias, uffd, marks })
     }
 
     /// Returns where the byte at a device address is in the alias.
@@ -67,12 +82,32 @@ impl View {
     /// Opens a range of the view, in which every access is a fault.
     pub(super) fn open(&self, pages: &Pages) -> io::Result<()> {
         let (start, length) = extent(pages);
-        map(start as *mut c_void, length, &self.file, start - DEVICE_BASE)?;
-        let mut request = [start, length, MODES, 0];
-        // SAFETY: the kernel reads and writes four words.
-        let watched =
-            unsafe { libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr()) };
-        checked(watched).map(drop).inspect_err(|_| self.close(pages))
+        let mut tries = TRIES;
+        loop {
+            map(start as *mut c_void, length, &self.file, start - DEVICE_BASE)?;
+            let mut request = [start, length, MODES, 0];
+            // SAFETY: the kernel reads and writes four words.
+            let watched = checked(unsafe {
+                libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr())
+            });
+            tries -= 1;
+            match watched {
+                // Whoever follows what the job writes (a checkpoint) has met the new mapping first,
+                // and does not meet another in its place.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries > 0 => {}
+                watched => return watched.map(drop).inspect_err(|_| self.close(pages)),
+            }
+        }
+    }
+
+    /// Whether a page is missing in the view, or cannot be touched in this way there. Where that is
+    /// not to be known, it is missing.
+    pub(super) fn lacks(&self, page: u64, access: Access) -> bool {
+        let mut word = [0; 8];
+        let told = File::open("/proc/self/pagemap")
+            .and_then(|entries| entries.read_exact_at(&mut word, page * 8));
+        let word = u64::from_ne_bytes(word);
+        told.is_err() || word & PRESENT == 0 || access == Access::Write && word & PROTECTED != 0
     }
 
     /// Ends a range of the view: nothing is there any more, as before.
@@ -117,6 +152,14 @@ impl View {
                 _ if shown == 0 => return,
                 Some(libc::EAGAIN) => {}
                 Some(libc::EEXIST) => done += PAGE,
+                // The program has divided the mapping (mprotect), or has something else there.
+                Some(libc::ENOENT) if length == PAGE => return,
+                Some(libc::ENOENT) => {
+                    for page in (start + done..start + length).step_by(PAGE as usize) {
+                        self.show(page, PAGE, mode);
+                    }
+                    return;
+                }
                 _ => {
                     let error = io::Error::last_os_error();
                     return log::line(&format!("cannot show managed memory: {error}"));
@@ -176,7 +219,7 @@ fn watch() -> io::Result<OwnedFd> {
         );
         make(USER_MODE_ONLY)
     })?;
-    let mut request = [API, MISSING_SHMEM | THREAD_ID | MINOR_SHMEM | WP_SHMEM, 0];
+    let mut request = [API, FEATURES, 0];
     // SAFETY: the kernel reads and writes three words.
     checked(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) })?;
     Ok(uffd)
