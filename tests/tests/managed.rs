@@ -1,16 +1,131 @@
 //! Managed memory on software devices that see none of the host's pages.
+#![forbid(unsafe_code)]
 
-use kedge_tests::{Program, Target, Toolchain, root, run};
+use kedge_tests::back::{BETWEEN, Job, Place, STEPS};
+use kedge_tests::job::User;
+use kedge_tests::world::stderr;
+use kedge_tests::{Program, Target, Toolchain, root, run, run_interrupted};
+use std::fs;
+use std::path::Path;
 
-#[test]
-fn programs_find_one_memory_where_there_are_two() {
+const PROGRAMS: [&str; 6] =
+    ["managed", "managed_pages", "managed_pools", "managed_views", "zero_copy", "graph_nodes"];
+
+fn each(run: impl Fn(&Path, &Program) -> kedge_tests::Outcome) {
     let toolchain = Toolchain::find(&root().join("target/programs")).expect("nvcc");
-    let target = Target::Kedge("soft:apart".to_owned());
-    for name in ["managed", "managed_pages", "managed_pools", "zero_copy", "graph_nodes"] {
+    for name in PROGRAMS {
         let source = root().join(format!("tests/programs/{name}.cu"));
         let program = Program::load(&source).expect("a program of the conformance tests");
         let binary = toolchain.compile(&program).expect("it compiles");
-        let outcome = run(&binary, &program, &target);
-        assert_eq!(outcome.failure, None, "{name}: {}", outcome.stdout);
+        let outcome = run(&binary, &program);
+        assert_eq!(outcome.failure, None, "{name}: {}{}", outcome.stdout, outcome.stderr);
     }
+}
+
+#[test]
+fn programs_find_one_memory_where_there_are_two() {
+    let target = Target::Kedge("soft:apart".to_owned());
+    each(|binary, program| run(binary, program, &target));
+}
+
+#[test]
+fn so_they_do_when_they_are_checkpointed_and_restarted() {
+    let target = Target::Kedge("soft:apart".to_owned());
+    each(|binary, program| run_interrupted(binary, program, &target));
+}
+
+/// A job whose memory is the host's and the devices' in turn.
+fn place(name: &str, user: User) -> Option<Place> {
+    Place::of("gpu_managed", name, user)
+}
+
+fn start(place: &Place, options: &[&str]) -> Job {
+    let (program, steps) = (place.program.display().to_string(), STEPS.to_string());
+    let run = ["run", "--gpu", "soft:apart", "--soft-memory", "128M", "--job", "j"];
+    let job = ["--", &program, &steps, BETWEEN];
+    Job::start(place.kedge(&[&run[..], options, &job].concat()))
+}
+
+/// Killed and brought back some times, each from the image of the time before.
+fn goes_on(place: &Place, options: &[&str], restart: &[&str]) {
+    let mut job = start(place, options);
+    let nonce = job.nonce.clone();
+    for round in 0..4 {
+        job.read_to(job.step + 20 + round);
+        let before = job.step;
+        let image = place.checkpoint();
+        job.read_to(job.step + 5);
+        job.kill();
+        let printed = job.step;
+        place.is_good(&image);
+        job = Job::spawn(place.restart(&image, restart), &nonce);
+        job.read_to(1);
+        assert!((before + 1..=printed + 1).contains(&job.step), "round {round}: {}", job.step);
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+}
+
+#[test]
+fn a_restart_brings_back_which_copy_is_current() {
+    let place = place("maagain", User::Same).expect("the test's own user");
+    goes_on(&place, &[], &[]);
+}
+
+#[test]
+fn so_does_one_by_what_has_changed_of_an_ordinary_user() {
+    let Some(place) = place("mauser", User::Nobody) else { return };
+    goes_on(&place, &["--incremental"], &[]);
+}
+
+#[test]
+fn devices_that_see_the_host_s_pages_take_it_over() {
+    let place = place("masoft", User::Same).expect("the test's own user");
+    goes_on(&place, &[], &["--gpu", "soft"]);
+}
+
+#[test]
+fn jobs_go_back_to_what_is_held() {
+    let place = place("mahold", User::Same).expect("the test's own user");
+    let mut job = start(&place, &["--recover=5", "--hold"]);
+    job.read_to(20);
+    place.checkpoint();
+    for _ in 0..2 {
+        place.goes_back(&mut job, Job::kill_the_proxy);
+        let output = place.output(&["swap", "out", "j"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        job.read_to(job.step + 5);
+    }
+    assert_eq!(place.count("by what was held in memory"), 2, "{}", place.log());
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+}
+
+/// Bytes of the image's files whose names begin so.
+fn bytes_of(image: &Path, start: &str) -> u64 {
+    let files = fs::read_dir(image).expect("an image").flatten();
+    let mine = files.filter(|it| it.file_name().to_string_lossy().starts_with(start));
+    mine.map(|it| it.metadata().map_or(0, |found| found.len())).sum()
+}
+
+/// What the device has comes out with its memory; of the host's pages, what it alone has.
+#[test]
+fn pages_are_saved_where_they_are() {
+    let place = place("maonce", User::Same).expect("the test's own user");
+    let mut job = start(&place, &[]);
+    let mut found = Vec::new();
+    // All of the file is saved in the few microseconds in which the program decides what to move.
+    while found.len() < 4 {
+        job.read_to(job.step + 10);
+        let image = place.checkpoint();
+        // 32 MiB of noise, of which the host has rewritten a few pages since the last launch.
+        assert!(bytes_of(&image, "gpu-") > 30 << 20);
+        let bytes = bytes_of(&image, "descriptors.data");
+        if (4096..4 << 20).contains(&bytes) {
+            return;
+        }
+        found.push(bytes);
+    }
+    panic!("of the host's pages, so many bytes were saved: {found:?}");
 }

@@ -7,6 +7,7 @@ use crate::plugins::procfs::{FdInfo, Stat};
 use crate::plugins::saved::new_file;
 use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, Others, sockets::Kind, streams::Stream, sys};
+use crate::track::device_name;
 use kedge_image::Manifest;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
@@ -186,6 +187,16 @@ impl Capture<'_> {
     /// The file of index `index`.
     pub fn file(&self, index: usize) -> &Found {
         &self.job.files[index]
+    }
+
+    /// Where process `process` (an index) maps a file: first address, end, and the place in the
+    /// file.
+    pub fn mapped(&self, process: usize, file: &Found) -> Vec<(u64, u64, u64)> {
+        let device = device_name(file.stat.device);
+        let is_it =
+            |mapping: &&Mapping| mapping.inode == file.stat.inode && mapping.device == device;
+        let all = self.mappings.get(process).into_iter().flatten().filter(is_it);
+        all.map(|mapping| (mapping.start, mapping.end, mapping.offset)).collect()
     }
 
     pub fn duplicate(&self, index: usize) -> Result<OwnedFd, PluginError> {

@@ -42,6 +42,9 @@ pub(super) fn begin(
     for (description, fd) in sockets.chain(rings).chain(arenas) {
         world.made(description, again(&fd)?)?;
     }
+    if let Some(pages) = &saved.pages {
+        super::pages::restore(pages, saved.pid, world)?;
+    }
     let entry = restart.files.iter().find(|file| file.name == saved.file);
     let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
     let path = restart.folder.join(&entry.name);

@@ -4,6 +4,7 @@
 
 mod begun;
 mod captures;
+mod pages;
 mod ring;
 
 use crate::jobs::NVML_SOCKET;
@@ -20,9 +21,10 @@ use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_image::{FileEntry, Manifest};
 use kedge_process::EngineError;
 use kedge_process::plugins::{
-    Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
+    Blob, Capture, Claim, Found, Job, Plugin, PluginError, Process, World, unix_peer,
 };
 use kedge_socket::address;
+use pages::SavedPages;
 use ring::save_ring;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -116,6 +118,9 @@ struct Saved {
     arenas: Vec<u32>,
     /// What is not zero in the ring's memory: offsets and bytes.
     ring: Vec<(u64, Blob)>,
+    /// Where it has managed memory that lies on its devices page by page.
+    #[serde(default)]
+    pages: Option<SavedPages>,
 }
 
 /// Whether a file of an image is what a client's devices held.
@@ -141,7 +146,8 @@ const LOST: &str =
 /// Whether it is memory that a client and its proxy share.
 fn is_shared_with_a_proxy(file: &Found) -> bool {
     let link = file.link.to_string_lossy();
-    ["/memfd:kedge-ring", "/memfd:kedge-shared"].iter().any(|name| link.starts_with(name))
+    let known = ["/memfd:kedge-ring", "/memfd:kedge-shared"];
+    known.iter().any(|name| link.starts_with(name)) || pages::is_file(file)
 }
 
 /// Where the job's questions to NVIDIA's management library are answered: beside the job's socket.
@@ -178,18 +184,33 @@ enum Part {
     Socket,
     Ring,
     Arena,
+    /// The host's pages of managed memory, and what watches them.
+    Pages,
+    Watcher,
 }
 
 impl Client {
-    fn part(&self, file: &Found) -> Option<Part> {
+    fn part(&self, file: &Found, job: &Job) -> Option<Part> {
         let inode = file.stat.inode;
         let memfd = |name: &str| file.link.to_string_lossy().starts_with(&format!("/memfd:{name}"));
         match () {
             () if file.socket.is_some() && inode == self.end => Some(Part::Socket),
             () if memfd("kedge-ring") && inode == self.resting.ring => Some(Part::Ring),
             () if memfd("kedge-shared") && inode == self.resting.arena => Some(Part::Arena),
+            () if pages::is_file(file) && self.holds(file, job, None) => Some(Part::Pages),
+            () if pages::is_watcher(file, job, self) => Some(Part::Watcher),
             () => None,
         }
+    }
+
+    fn is(&self, process: &Process) -> bool {
+        process.pid == self.resting.pid as i32
+    }
+
+    /// Whether the client's process itself holds it, under that number if one is given.
+    fn holds(&self, file: &Found, job: &Job, number: Option<i32>) -> bool {
+        let mut own = file.holders.iter().filter(|it| self.is(&job.processes[it.process]));
+        own.any(|holder| number.is_none_or(|number| holder.fd == number))
     }
 
     fn file(&self) -> String {
@@ -273,9 +294,14 @@ impl Plugin for Gpu {
     fn claim(&self, file: &Found, job: &Job) -> Claim {
         match &*self.moment() {
             Moment::Checkpoint { clients, .. }
-                if clients.iter().any(|c| c.part(file).is_some()) =>
+                if clients.iter().any(|c| c.part(file, job).is_some()) =>
             {
                 Claim::Yes
+            }
+            Moment::Checkpoint { clients, .. }
+                if clients.iter().any(|client| pages::is_starting(file, job, client)) =>
+            {
+                Claim::Refused(CONNECTING.to_owned())
             }
             Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
                 Claim::Yes
@@ -402,13 +428,16 @@ fn all_captured(clients: &[Client]) -> Result<(), PluginError> {
 
 fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved, PluginError> {
     let part = |part| {
-        let found = mine.iter().filter(|index| client.part(capture.file(**index)) == Some(part));
+        let is_part = |index: &usize| client.part(capture.file(*index), capture.job) == Some(part);
+        let found = mine.iter().filter(|index| is_part(index));
         found.copied().collect::<Vec<usize>>()
     };
     let (sockets, rings, arenas) = (part(Part::Socket), part(Part::Ring), part(Part::Arena));
     let first = rings.first().copied();
     let first = first.ok_or_else(|| PluginError::Refused("a client has closed its ring".into()))?;
-    let numbers = |indices: Vec<usize>| indices.into_iter().map(|index| index as u32).collect();
+    let numbers =
+        |indices: Vec<usize>| indices.into_iter().map(|index| index as u32).collect::<Vec<u32>>();
+    let managed = (numbers(part(Part::Pages)), numbers(part(Part::Watcher)));
     let pid = client.resting.pid as i32;
     Ok(Saved {
         pid: capture.job.inner(pid).unwrap_or(pid),
@@ -417,6 +446,7 @@ fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved,
         rings: numbers(rings),
         arenas: numbers(arenas),
         ring: save_ring(capture, first)?,
+        pages: pages::save(client, capture, managed)?,
     })
 }
 

@@ -19,7 +19,7 @@ pub(super) fn save_ring(
     let file = File::from(capture.duplicate(index)?);
     let mut saved = Vec::new();
     let mut buffer = vec![0; CHUNK as usize];
-    for (start, end) in data(&file).map_err(failed("look at a ring"))? {
+    for (start, end) in data(&file, 0).map_err(failed("look at a ring"))? {
         for at in (start..end).step_by(CHUNK as usize) {
             let part = &mut buffer[..CHUNK.min(end - at) as usize];
             file.read_exact_at(part, at).map_err(failed("read a ring"))?;
@@ -31,9 +31,9 @@ pub(super) fn save_ring(
     Ok(saved)
 }
 
-/// The ranges of a sparse file that are there.
-fn data(file: &File) -> io::Result<Vec<(u64, u64)>> {
-    let (mut found, mut at) = (Vec::new(), 0);
+/// The ranges of a sparse file that are there, from a place on.
+pub(super) fn data(file: &File, from: u64) -> io::Result<Vec<(u64, u64)>> {
+    let (mut found, mut at) = (Vec::new(), from);
     while let Some(start) = seek(file, at, libc::SEEK_DATA)? {
         let end = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(start);
         found.push((start, end));
@@ -45,8 +45,8 @@ fn data(file: &File) -> io::Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-/// `None` where there is nothing behind `at`.
-fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+/// Looks for data or a hole from `at` on; `None` where there is nothing behind.
+pub(super) fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
     // SAFETY: a plain call on an open file, whose offset nobody uses.
     let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
     match u64::try_from(found) {
