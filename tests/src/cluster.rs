@@ -70,7 +70,7 @@ impl Drop for Host {
     }
 }
 
-/// Sites of two hosts each: those of site S have the addresses 10.79.S.1 and .2, fd79:S::1 and ::2.
+/// Sites of some hosts each: those of site S have the addresses 10.79.S.1, .2 …, fd79:S::1, ::2 …
 #[derive(Debug)]
 pub struct Cluster {
     pub world: World,
@@ -79,16 +79,21 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `None` where there can be no such hosts.
+    /// Sites of two hosts each; `None` where there can be no such hosts.
     pub fn new(name: &str, user: User, sites: usize) -> Option<Cluster> {
+        Cluster::of_sites(name, user, &vec![2; sites])
+    }
+
+    /// Sites of so many hosts each, two at least; `None` where there can be no such hosts.
+    pub fn of_sites(name: &str, user: User, sites: &[usize]) -> Option<Cluster> {
         if !is_root() {
             left_out(name, "only root can make hosts of its own");
             return None;
         }
         let world = World::new(name);
         let mut cluster = Cluster { world, user, hosts: Vec::new() };
-        for site in 1..=sites {
-            if !cluster.site(site) {
+        for (site, hosts) in sites.iter().enumerate() {
+            if !cluster.site(site + 1, *hosts) {
                 left_out(name, "no network namespaces, or no `ip`");
                 return None;
             }
@@ -96,25 +101,41 @@ impl Cluster {
         Some(cluster)
     }
 
-    fn site(&mut self, site: usize) -> bool {
-        let host = |name: &str| Host::new(&self.world, self.user, &format!("{name}{site}"));
-        let (one, two) = (host("a"), host("b"));
-        let wire = format!("ip link add ka type veth peer name kb netns {}", two.holder.id());
+    /// Wires two hosts to each other, and more of them to the first one, which has a bridge.
+    fn site(&mut self, site: usize, hosts: usize) -> bool {
+        let letters = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let name = |letter: &&str| format!("{letter}{site}");
+        let names: Vec<String> = letters.iter().take(hosts).map(name).collect();
+        let all: Vec<Host> =
+            names.iter().map(|name| Host::new(&self.world, self.user, name)).collect();
         let begin = Instant::now();
-        while !(one.is_there() && two.is_there() && one.does(&wire)) {
+        let first = match &all[..] {
+            [_, two] => format!("ip link add ka type veth peer name kb netns {}", two.holder.id()),
+            _ => "ip link add ka type bridge".to_owned(),
+        };
+        while !all.iter().all(Host::is_there) || !all[0].does(&first) {
             if begin.elapsed() > SOON {
                 return false;
             }
             thread::sleep(Duration::from_millis(20));
         }
-        for (number, (host, device)) in [(&one, "ka"), (&two, "kb")].into_iter().enumerate() {
+        for (number, host) in all.iter().enumerate().skip(1).filter(|_| hosts > 2) {
+            let (wire, other) = (format!("w{number}"), host.holder.id());
+            let made = format!("ip link add {wire} type veth peer name kb netns {other}");
+            if !all[0].does(&made) {
+                return false;
+            }
+            assert!(all[0].does(&format!("ip link set {wire} master ka up")));
+        }
+        for (number, host) in all.iter().enumerate() {
+            let device = if number == 0 { "ka" } else { "kb" };
             let number = number + 1;
             assert!(host.does("ip link set lo up"));
             assert!(host.does(&format!("ip addr add 10.79.{site}.{number}/24 dev {device}")));
             assert!(host.does(&format!("ip addr add fd79:{site}::{number}/64 dev {device} nodad")));
             assert!(host.does(&format!("ip link set {device} up")));
         }
-        self.hosts.extend([one, two]);
+        self.hosts.extend(all);
         true
     }
 

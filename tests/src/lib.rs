@@ -16,6 +16,7 @@ pub mod network;
 pub mod place;
 pub mod random;
 pub mod relay;
+pub mod remote;
 mod run;
 pub mod server;
 pub mod world;
