@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Longest message: paths are the long part.
@@ -31,6 +32,40 @@ pub enum Ask {
     Migrate(Migrate),
     /// To be told which life of the job this is: another one after each restart.
     Life,
+    /// To start a part of the job on another host. No checkpoint begins until the asker closes the
+    /// connection.
+    Launch {
+        /// The host, as the resolver knows it: decides the address at which the parts meet, where
+        /// they have none.
+        toward: Option<String>,
+    },
+}
+
+/// What a part on another host is started with.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The job that it joins.
+    pub job: String,
+    /// Where the job's parts meet: HOST:PORT.
+    pub at: String,
+    /// The address of this host on the way there, which a process of the job may not know: where it
+    /// was restarted, it is told its former one.
+    pub own: IpAddr,
+    /// What they share, and nobody else knows.
+    pub key: String,
+    /// Its devices, as `kedge run --gpu` has them.
+    pub gpu: String,
+    /// Their limits, as images keep them.
+    pub limits: serde_json::Value,
+    /// How it is checkpointed, as images keep it.
+    pub policy: serde_json::Value,
+}
+
+/// Without the key.
+impl std::fmt::Debug for Launch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Launch").field("job", &self.job).field("at", &self.at).finish()
+    }
 }
 
 /// A move that is asked for.
@@ -178,6 +213,7 @@ pub enum Reply {
     },
     Moving(Moving),
     Life(String),
+    Launch(Box<Launch>),
     Failed {
         kind: FailureKind,
         message: String,

@@ -67,6 +67,15 @@ impl JobKey {
         if fits { Ok(JobKey(text.into())) } else { Err(FarError::Key(text.len())) }
     }
 
+    /// Makes a new one, of letters and digits.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn generate() -> io::Result<JobKey> {
+        let digits = nonce()?.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        Ok(JobKey(digits.into_bytes().into()))
+    }
+
     pub fn text(&self) -> &[u8] {
         &self.0
     }

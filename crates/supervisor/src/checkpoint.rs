@@ -4,7 +4,7 @@ use crate::amount::Amount;
 use crate::control::{Content, Order, Progress};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
-use crate::joint::{ConductError, Joint, Meeting};
+use crate::joint::{ConductError, Joint, Launches, Meeting};
 use crate::keeper::At;
 use crate::launcher::LAUNCHER;
 use crate::moving::MoveError;
@@ -24,7 +24,7 @@ use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
@@ -36,6 +36,8 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
+/// How long remote shells that are being started may hold one up.
+pub(crate) const LAUNCHES: Duration = Duration::from_secs(30);
 /// A clone of a process with less memory than this takes no longer than stopping it twice.
 const LARGE: u64 = 128 << 20;
 /// Warnings that are passed on, and the length of each.
@@ -74,6 +76,11 @@ pub(crate) enum CheckpointError {
     Part(String),
     #[error("cannot start a thread for it")]
     Thread,
+    #[error("a remote shell of the job is still being started (ssh): try again")]
+    Launching,
+    /// It has become a part of a job of several while it was asked for.
+    #[error("the job has got a part on another host: try again")]
+    Joined,
     /// A file of the image would have been too long.
     #[error("{why}; files are limited to {most} bytes: start the job under `ulimit -f unlimited`")]
     FileLimit { why: String, most: u64 },
@@ -132,8 +139,10 @@ pub(crate) struct Checkpointer {
     pub(crate) home: PathBuf,
     /// Which life of the job this is.
     pub(crate) life: String,
-    /// The job that this one is a part of.
-    pub(crate) joint: Option<Joint>,
+    /// The job that this one is a part of: from its beginning, or since it has had a remote shell.
+    pub(crate) joint: OnceLock<Joint>,
+    /// Remote shells that are being started.
+    pub(crate) launches: Arc<Launches>,
 }
 
 /// A name that no other life of the job has.
@@ -162,7 +171,14 @@ impl Checkpointer {
         order: &Order,
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
-        let Some(joint) = &self.joint else { return self.checkpoint_one(order, None, tell) };
+        let mut tell = tell;
+        if self.joint.get().is_none() {
+            match self.checkpoint_one(order, None, &mut tell) {
+                Err(CheckpointError::Joined) => {}
+                other => return other,
+            }
+        }
+        let Some(joint) = self.joint.get() else { return Err(CheckpointError::Busy) };
         // A part that ends when all is done waits until it has been told.
         let _conducts = joint.conducts();
         let taken = self.conduct(joint, order, tell);
@@ -189,6 +205,12 @@ impl Checkpointer {
     ) -> Result<(), CheckpointError> {
         self.of_one_place("a checkpoint")?;
         let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        if !self.launches.wait_for_none(LAUNCHES) {
+            return Err(CheckpointError::Launching);
+        }
+        if meeting.is_none() && self.joint.get().is_some() {
+            return Err(CheckpointError::Joined);
+        }
         // A thread of its own: what it traces is let go, at the latest, when it ends.
         let taken = thread::scope(|scope| {
             let tracing = thread::Builder::new().name("checkpoint".into());
@@ -224,10 +246,16 @@ impl Checkpointer {
         }
     }
 
+    /// What images of this job, or of this part of a job, are called by.
+    fn image_name(&self, as_part: bool) -> &JobName {
+        let part = self.joint.get().filter(|_| as_part).map(|joint| &joint.part);
+        part.unwrap_or(&self.name)
+    }
+
     /// Whether a checkpoint is.
     pub(crate) fn is_under_way(&self) -> bool {
         matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
-            || self.joint.as_ref().is_some_and(Joint::is_conducting)
+            || self.joint.get().is_some_and(Joint::is_conducting)
     }
 
     /// Returns when nobody is about to end the job.
@@ -251,12 +279,13 @@ impl Checkpointer {
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
+        let name = self.image_name(meeting.is_some());
         let mut tries = 0;
         let ttl = order.hold_ms.map(Duration::from_millis).or(self.policy.hold);
         let ttl = ttl.filter(|ttl| !ttl.is_zero() && !order.stop);
         let (claim, written) = loop {
             tries += 1;
-            let claim = Claim::new(&dir, &self.name.to_string())?;
+            let claim = Claim::new(&dir, &name.to_string())?;
             let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
             let hold = order.stop;
             let (tracker, full) = self.content(order);
@@ -295,7 +324,7 @@ impl Checkpointer {
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
         self.note(&image, &manifest, stall_seconds, seconds);
         self.keeper.durable(&image, held.zip(ttl), &self.log);
-        self.retain(&dir, &self.name.to_string());
+        self.retain(&dir, &name.to_string());
         tell(Progress::Durable { image, bytes, seconds, verified });
         Ok(())
     }
@@ -340,7 +369,8 @@ impl Checkpointer {
         let processes = captured.processes().len();
         let warnings = self.warnings(&captured.warnings);
         tell(Progress::Captured { image: image.clone(), processes, stall_seconds, warnings });
-        let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
+        let name = self.image_name(meeting.is_some());
+        let mut manifest = Manifest::new(name.to_string(), self.command.clone(), at);
         manifest.settings = self.policy.to_settings_in(&self.home);
         manifest.devices = self.devices().clone();
         let holder = holds.then_some(&*self.log);

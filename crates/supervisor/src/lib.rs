@@ -73,7 +73,7 @@ pub use signals::{die_of, on_interrupt};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use tally::Tally;
 pub use tally::{Checkpoints, LastFailure};
@@ -389,7 +389,8 @@ fn serve_control(
         tracker: Tracker::default(),
         home: dir.path().to_owned(),
         life: new_life(),
-        joint,
+        joint: joint.map(OnceLock::from).unwrap_or_default(),
+        launches: Arc::default(),
     });
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
         log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));

@@ -115,6 +115,18 @@ impl Policy {
         Some(settings)
     }
 
+    /// What of it holds for a part that is started on another host. One part asks for all, and
+    /// none goes back by itself.
+    pub(crate) fn of_other_part(&self) -> Policy {
+        Policy {
+            dir: self.dir.clone(),
+            keep: self.keep,
+            hold: self.hold,
+            warm: self.warm,
+            ..Policy::default()
+        }
+    }
+
     /// The policy of the job whose image that is.
     pub(crate) fn of_image(manifest: &Manifest) -> Policy {
         // What another kedge has written there may be none of this one's.

@@ -515,7 +515,8 @@ impl Checkpointing<'_> {
             tracker: Tracker::default(),
             home: self.home.clone(),
             life: new_life(),
-            joint: self.joint.cloned(),
+            joint: self.joint.cloned().map(OnceLock::from).unwrap_or_default(),
+            launches: Arc::default(),
         });
         // Nobody can ask for warm ones in here: the job has namespaces of its own.
         let launch = self.launch.clone().map(Launch::cold);

@@ -228,7 +228,11 @@ pub(crate) fn take(
             Reply::Failed { kind, message } => {
                 return Err(TakeError::Failed { busy: kind == FailureKind::Busy, message });
             }
-            Reply::Settled | Reply::Swapped { .. } | Reply::Moving(_) | Reply::Life(_) => {
+            Reply::Settled
+            | Reply::Swapped { .. }
+            | Reply::Moving(_)
+            | Reply::Life(_)
+            | Reply::Launch(_) => {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());
             }
         }

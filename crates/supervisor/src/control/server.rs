@@ -1,11 +1,13 @@
 //! The answering side.
 
 use crate::checkpoint::{CheckpointError, Checkpointer};
+use crate::joint::{LaunchError, Launching};
 use crate::proxies;
 use kedge_control::job::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
 use kedge_control::service::{Asker, Limits, Service};
 use std::fs;
-use std::io;
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +15,10 @@ use std::time::Duration;
 
 /// How long one may take to ask, or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-const LIMITS: Limits = Limits { connections: 16, request: PATIENCE, reply: PATIENCE };
+/// How long a remote shell may take to be there: people type passwords meanwhile.
+const LAUNCHING: Duration = Duration::from_secs(600);
+/// Remote shells that are being started take some, and leave some to others.
+const LIMITS: Limits = Limits { connections: 64, request: PATIENCE, reply: PATIENCE };
 
 /// Answers on the socket `path`, on threads of its own, for as long as the process lives.
 pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<()> {
@@ -30,7 +35,7 @@ pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<
     Ok(())
 }
 
-fn answer(asker: &Asker, checkpointer: &Checkpointer) -> io::Result<()> {
+fn answer(asker: &Asker, checkpointer: &Arc<Checkpointer>) -> io::Result<()> {
     let stream = asker.stream();
     stream.set_read_timeout(Some(LIMITS.request))?;
     stream.set_write_timeout(Some(LIMITS.reply))?;
@@ -75,6 +80,19 @@ fn answer(asker: &Asker, checkpointer: &Checkpointer) -> io::Result<()> {
             });
             moved.or_else(|error| send(stream, &failure(&error)))
         }
+        Ask::Launch { toward } => match checkpointer.launch(toward.as_deref()) {
+            Ok((launching, launch)) => {
+                send(stream, &Reply::Launch(Box::new(launch)))?;
+                launched(stream, &launching)
+            }
+            Err(error) => {
+                let kind = match error {
+                    LaunchError::Many => FailureKind::Busy,
+                    _ => FailureKind::Refused,
+                };
+                send(stream, &Reply::Failed { kind, message: error.to_string() })
+            }
+        },
         Ask::Checkpoint(order) => {
             let tell = |progress| {
                 // The checkpoint goes on without anybody who listens.
@@ -86,6 +104,12 @@ fn answer(asker: &Asker, checkpointer: &Checkpointer) -> io::Result<()> {
             }
         }
     }
+}
+
+/// Returns when the asker has closed the connection, or has had it for too long.
+fn launched(stream: &UnixStream, _launching: &Launching) -> io::Result<()> {
+    stream.set_read_timeout(Some(LAUNCHING))?;
+    (&*stream).read(&mut [0]).map(drop)
 }
 
 fn failure_of(message: &str) -> Reply {

@@ -4,7 +4,7 @@
 use super::Joint;
 use super::call::Call;
 use super::meeting::{Meeting, SPACE, Step};
-use crate::checkpoint::{CheckpointError, Checkpointer};
+use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
 use crate::control::{Content, Order, Progress};
 use crate::jobs::{self, JobName};
 use kedge_coordinator::{Client, ClientError, Notice};
@@ -44,6 +44,10 @@ impl Checkpointer {
     ) -> Result<(), CheckpointError> {
         if order.content == Content::Changes {
             return Err(ConductError::Incremental.into());
+        }
+        // Who is about to join is to be among them.
+        if !self.launches.wait_for_none(LAUNCHES) {
+            return Err(CheckpointError::Launching);
         }
         if let Some(lost) = joint.lost() {
             return Err(ConductError::Lost(lost.name).into());
@@ -133,7 +137,7 @@ impl Checkpointer {
         if now != parts {
             return Err(ConductError::Changed.into());
         }
-        let Some(joint) = &self.joint else { return Err(ConductError::Changed.into()) };
+        let Some(joint) = self.joint.get() else { return Err(ConductError::Changed.into()) };
         let mut manifest = Manifest::new(joint.job.to_string(), self.command.clone(), at);
         for part in parts {
             manifest.parts.push(Part::of(folder, &format!("{part}-0001"))?);

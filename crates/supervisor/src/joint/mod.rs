@@ -9,11 +9,13 @@
 mod call;
 mod conduct;
 mod hosts;
+mod launch;
 mod meeting;
 mod restart;
 
 pub(crate) use conduct::ConductError;
 pub use hosts::{KEY, far};
+pub(crate) use launch::{LaunchError, Launches, Launching};
 pub(crate) use meeting::Meeting;
 pub use restart::Joining;
 pub(crate) use restart::{JOIN, restart_parts};
@@ -182,7 +184,7 @@ impl Joint {
 impl Checkpointer {
     /// Takes part in the checkpoints of the whole job, for as long as the process lives.
     pub(crate) fn take_part(self: &Arc<Self>) {
-        let Some(joint) = self.joint.clone() else { return };
+        let Some(joint) = self.joint.get().cloned() else { return };
         let checkpointer = self.clone();
         let part = thread::Builder::new().name("part".into());
         if part.spawn(move || call::answer_calls(&joint, &checkpointer)).is_err() {
