@@ -103,6 +103,7 @@ impl CheckArgs {
             far: None,
             program: words.next().unwrap_or_default(),
             arguments: words.collect(),
+            shells: false,
             policy: Policy::default(),
             stats: false,
             check: Some(Check { races: self.races, init: self.init, unused: self.unused }),

@@ -33,6 +33,7 @@ mod ps;
 mod restart;
 mod run;
 mod serve;
+mod shell;
 mod size;
 mod swap;
 mod time;
@@ -145,9 +146,14 @@ enum Command {
     /// A small CUDA program: what doctor starts and bench times
     #[command(hide = true)]
     Probe(probe::ProbeArgs),
+    #[command(hide = true)]
+    RemoteShell(shell::RemoteShellArgs),
 }
 
 fn main() -> ExitCode {
+    if let Some(ended) = shell::called() {
+        return ended;
+    }
     let done = |()| ExitCode::SUCCESS;
     let cli = match config::parse() {
         Ok(cli) => cli,
@@ -186,6 +192,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => manual::completions(&args).map(done),
         Command::Man(args) => manual::man(&args).map(done),
         Command::Probe(args) => probe::run(&args).map(done),
+        Command::RemoteShell(args) => shell::run(&args),
     };
     result.unwrap_or_else(|failure| failure.report())
 }

@@ -245,6 +245,8 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         gpu_default,
         limits,
         name: args.job,
+        // Who names the parts of a job starts them himself.
+        shells: args.join.is_none(),
         join: args.join,
         far,
         program: words.next().unwrap_or_default(),

@@ -97,6 +97,7 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         far: None,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
+        shells: false,
         policy: Policy { dir: kedge_supervisor::policy::default_dir().ok(), ..Policy::default() },
         stats: false,
         check: None,

@@ -1,9 +1,11 @@
 //! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, checkpoints.json, next.json,
-//! log, former/, socket, control, lib/}` in a folder private to the user, which [`places`] finds.
+//! log, former/, socket, control, lib/, bin/}` in a folder private to the user, which [`places`]
+//! finds.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+mod commands;
 mod former;
 mod joint;
 mod places;
@@ -14,6 +16,8 @@ use crate::left::{self, Marks};
 use crate::parts::Parts;
 use crate::policy::Policy;
 use crate::tally::Checkpoints;
+use commands::COMMANDS;
+pub use commands::SHELL;
 use places::Surroundings;
 pub(crate) use places::{HOSTS, JOBS, variable};
 use rustix::io::FdFlags;
@@ -493,7 +497,7 @@ impl JobDir {
         }
         kedge_control::session::clear(&self.dir);
         let told = [self.stats(), self.findings(), self.trace(), self.usage()];
-        for folder in told.into_iter().chain([self.lib()]) {
+        for folder in told.into_iter().chain([self.lib(), self.commands()]) {
             let _ = fs::remove_dir_all(folder);
         }
     }
@@ -538,7 +542,7 @@ impl JobDir {
         let mut made = StandIn::default();
         private_job(former).ok()?;
         let another_s = stays_locked(former);
-        let for_all = [(self.control(), "control")];
+        let for_all = [(self.control(), "control"), (self.commands(), COMMANDS)];
         let for_devices =
             [(self.lib(), "lib"), (self.socket(), "socket"), (self.nvml(), NVML_SOCKET)];
         let for_devices = for_devices.into_iter().filter(|_| devices);

@@ -98,6 +98,8 @@ pub struct JobSpec {
     pub far: Option<Far>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
+    /// Whether the remote shells that it starts are parts of the job.
+    pub shells: bool,
     pub policy: Policy,
     /// What the job asks of its devices is counted.
     pub stats: bool,
@@ -248,6 +250,11 @@ fn supervise(
     let postscript = Postscript::begin(dir.log());
     if let Some((_, parts)) = devices {
         dir.link_driver(parts)?;
+    }
+    if spec.shells
+        && let Err(error) = dir.link_commands()
+    {
+        log.line(&format!("remote shells of the job are none of its parts: {error}"));
     }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;

@@ -75,6 +75,9 @@ impl Program {
         if matches!(spec.gpu, JobGpu::Devices(_)) {
             command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
         }
+        if spec.shells {
+            command.env("PATH", dir.search_path());
+        }
         match spec.trace {
             Some(_) => command.env(trace::TRACED, "1"),
             None => command.env_remove(trace::TRACED),

@@ -288,6 +288,7 @@ fn first_that_works<'a>(
         let proxies = Proxies::default();
         let devices = spec.devices(manifest);
         let launch = devices.as_ref().map(|devices| launch(devices, dir, warm, log)).transpose()?;
+        dir.link_commands()?;
         let former = former_folder(manifest)?;
         let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
         if let Some(None) = stand_in {

@@ -1,0 +1,230 @@
+//! The other host: what sshd starts, the part's supervisor, and the end that holds the streams.
+
+use super::frame::{Frame, Stream};
+use super::relay::Relay;
+use super::{FAILED, Request, Streams, TOLD};
+use crate::Failure;
+use crate::run::conclude;
+use kedge_control::job::Launch;
+use kedge_image::DeviceLimits;
+use kedge_supervisor::policy::{JobGpu, Policy};
+use kedge_supervisor::{JobSpec, KEY, kedge_again};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process_group, pidfd_open,
+    set_child_subreaper, setsid, wait,
+};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The end that holds the streams says so when it is connected.
+const READY: &[u8] = b"kedge: the remote shell is there\n";
+/// Longest request: a command may have 128 KiB, and JSON takes more for some of them.
+const LONGEST: u64 = 1 << 20;
+/// How long the near end is tried to be reached.
+const REACHES: Duration = Duration::from_secs(10);
+/// How long the near end may take to hear of the command's end.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+/// What the near end may send the command. Numbers are those of all Linux machines.
+const CARRIED: [(u8, Signal); 4] =
+    [(1, Signal::HUP), (2, Signal::INT), (3, Signal::QUIT), (15, Signal::TERM)];
+
+/// What the supervisor and its program are told; the key is beside it.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    launch: Launch,
+    streams: Streams,
+}
+
+impl Told {
+    fn here() -> Result<Told, Failure> {
+        let text = std::env::var(TOLD).unwrap_or_default();
+        let told = serde_json::from_str(&text);
+        told.map_err(|_| Failure::new("`kedge remote-shell` is for ssh in a job alone"))
+    }
+}
+
+/// Started by sshd: has the part be started, and returns when that is there, or has failed.
+pub(super) fn begin() -> Result<ExitCode, Failure> {
+    let mut text = Vec::new();
+    io::stdin().take(LONGEST).read_to_end(&mut text)?;
+    let Request { launch, streams, command } = serde_json::from_slice(&text)
+        .map_err(|_| Failure::new("the host that has started this has another version of kedge"))?;
+    let key = launch.key.clone();
+    let told = Told { launch: Launch { key: String::new(), ..launch }, streams };
+    // sshd waits for all who have its pipes: the part has others.
+    let (reader, writer) = io::pipe()?;
+    let mut supervisor = kedge_again();
+    supervisor.args(["remote-shell", "--supervise", "--", &command]);
+    supervisor.env(TOLD, serde_json::to_string(&told)?).env(KEY, key);
+    supervisor.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = supervisor.spawn()?;
+    drop(supervisor);
+    let mut lines = BufReader::new(reader);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        if line == READY {
+            return Ok(ExitCode::SUCCESS);
+        }
+        io::stderr().write_all(&line)?;
+        line.clear();
+    }
+    Ok(ExitCode::from(code_of(child.wait()?)))
+}
+
+/// Supervises the part, outside of sshd's session.
+pub(super) fn supervise(command: &str) -> Result<ExitCode, Failure> {
+    let Told { launch, .. } = Told::here()?;
+    // Not where somebody else has made it a session's first process.
+    let _ = setsid();
+    let limits: DeviceLimits = serde_json::from_value(launch.limits).unwrap_or_default();
+    let policy: Policy = serde_json::from_value(launch.policy).unwrap_or_default();
+    let gpu: JobGpu = launch.gpu.parse()?;
+    let spec = JobSpec {
+        gpu,
+        gpu_default: None,
+        limits,
+        name: None,
+        join: Some(launch.job.parse()?),
+        far: Some(kedge_supervisor::far(&launch.at, None)?),
+        program: kedge_again().get_program().to_owned(),
+        arguments: ["remote-shell", "--end", "--", command].map(OsString::from).to_vec(),
+        shells: true,
+        policy,
+        stats: false,
+        check: None,
+        trace: None,
+    };
+    conclude(kedge_supervisor::run(&spec), true)
+}
+
+/// Runs the command, and holds its streams: the part's first process.
+pub(super) fn end(command: &str) -> Result<ExitCode, Failure> {
+    let Told { streams, .. } = Told::here()?;
+    let link = reach(&streams)?;
+    io::stdout().write_all(READY)?;
+    io::stdout().flush()?;
+    // What the command leaves behind is the part's as long as it lives.
+    set_child_subreaper(Some(getpid()))?;
+    let mut child = start(command)?;
+    let mut relay = Relay::new(link, true)?;
+    if let Some(stdin) = child.stdin.take() {
+        relay.write_to(Stream::In, OwnedFd::from(stdin));
+    }
+    let out = child.stdout.take().map(|out| (Stream::Out, OwnedFd::from(out)));
+    let err = child.stderr.take().map(|err| (Stream::Err, OwnedFd::from(err)));
+    out.into_iter().chain(err).for_each(|(stream, fd)| relay.read_from(stream, fd));
+    let status = carry(&mut relay, &mut child)?;
+    let code = code_of(status);
+    tell(&mut relay, code)?;
+    drop(relay);
+    // Until there is none.
+    while wait(WaitOptions::empty()).is_ok() {}
+    Ok(ExitCode::from(code))
+}
+
+/// As ssh tells how a command has ended.
+fn code_of(status: ExitStatus) -> u8 {
+    status.code().map_or(FAILED, |code| code as u8)
+}
+
+/// Connects to the near end, and shows it the token.
+fn reach(streams: &Streams) -> Result<TcpStream, Failure> {
+    let begin = Instant::now();
+    loop {
+        match TcpStream::connect_timeout(&streams.address, REACHES) {
+            Ok(mut link) => {
+                link.write_all(streams.token.as_bytes())?;
+                return Ok(link);
+            }
+            Err(error) if begin.elapsed() > REACHES => {
+                let at = streams.address;
+                return Err(Failure::new(format!(
+                    "the host that has started this cannot be reached at {at} from here, where \
+                     the streams of the remote shell go: {error}"
+                )));
+            }
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Starts the command by the user's shell, as sshd does.
+fn start(command: &str) -> io::Result<Child> {
+    let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+    let shell = shell.unwrap_or_else(|| "/bin/sh".into());
+    let name = Path::new(&shell).file_name().unwrap_or(&shell).to_owned();
+    let mut started = Command::new(&shell);
+    started.arg0(name).arg("-c").arg(command).env_remove(TOLD).process_group(0);
+    started.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    started.spawn()
+}
+
+/// Carries streams and signals until the command has ended, and what it has said is sent; or, where
+/// the near end is gone, until it has ended.
+fn carry(relay: &mut Relay, child: &mut Child) -> io::Result<ExitStatus> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
+    let ends = pidfd_open(pid, PidfdFlags::empty())?;
+    let mut status = None;
+    let mut is_alone = false;
+    loop {
+        let also = status.is_none().then(|| ends.as_fd());
+        if relay.turn(also, None)? {
+            status = child.try_wait()?;
+        }
+        // Its group is its own as long as it was not waited for.
+        let group = status.is_none().then_some(pid);
+        for told in relay.told() {
+            if let (Frame::Signal(number), Some(group)) = (told, group)
+                && let Some((_, signal)) = CARRIED.iter().find(|(known, _)| *known == number)
+            {
+                let _ = kill_process_group(group, *signal);
+            }
+        }
+        if relay.is_closed() && !is_alone {
+            is_alone = true;
+            relay.drop_streams();
+            group.map(|group| kill_process_group(group, Signal::HUP));
+        }
+        match status {
+            Some(status) if is_alone || !relay.has_sources() => return Ok(status),
+            _ => {}
+        }
+    }
+}
+
+/// Tells the near end how the command has ended, and returns when it has heard that.
+fn tell(relay: &mut Relay, code: u8) -> io::Result<()> {
+    let begin = Instant::now();
+    relay.say(&Frame::Exit(code));
+    let mut is_shut = false;
+    while !relay.is_closed() {
+        let Some(left) = LAST_WORDS.checked_sub(begin.elapsed()) else { break };
+        if relay.has_sent() && !is_shut {
+            is_shut = true;
+            relay.shut();
+        }
+        relay.turn(None, Some(left))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_command_ends_as_ssh_tells_it() {
+        assert_eq!(code_of(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(code_of(ExitStatus::from_raw(15)), FAILED);
+    }
+}
