@@ -120,12 +120,13 @@ fn a_remote_shell_has_the_streams_and_the_status_of_its_command() {
         head -c 3000000 /dev/zero | ssh 10.79.1.2 wc -c
         ssh 10.79.1.2 head -c 3000000 /dev/zero | wc -c
         ssh 10.79.1.2 yes | head -n 1
+        ssh 10.79.1.2 'seq 9999; seq 9999 >&2' 2>&1 | (sleep 0.3; sort -u | wc -l)
         ssh -n 10.79.1.2 cat; echo $?
         ssh 10.79.1.2 'kill -KILL $$'; echo $?
         ssh 10.79.1.2 'ssh 10.79.1.1 \"hostname; exit 3\"'; echo $?
         ssh -p 1 10.79.1.2 true 2>/dev/null; echo $?";
     let said = site.shell(script);
-    let lines = "b1\nj.1\n5\n3000000\n3000000\ny\n0\n255\na1\n3\n255\n";
+    let lines = "b1\nj.1\n5\n3000000\n3000000\ny\n9999\n0\n255\na1\n3\n255\n";
     let text = String::from_utf8_lossy(&said.stdout);
     assert_eq!(text, lines, "{} {}", stderr(&said), site.log());
     assert_eq!(stderr(&said), "aside\n");
@@ -169,6 +170,42 @@ fn a_signal_to_a_remote_shell_reaches_its_command() {
     // As ssh itself ends.
     let ended = site.started[0].wait().expect("ended");
     assert_eq!(ended.signal(), Some(15), "{ended:?}");
+}
+
+#[test]
+fn a_signal_that_is_ignored_ends_no_remote_shell() {
+    let Some(site) = Site::new("sshi", &[2]) else { return };
+    let here = site.cluster.world.home().join("here");
+    let script = format!(
+        "(trap '' HUP TERM; exec ssh 10.79.1.2 'echo > {here}; sleep 1; echo over') &
+         until [ -e {here} ]; do sleep 0.05; done
+         kill -HUP $!; kill -TERM $!; wait $!; echo $?",
+        here = here.display()
+    );
+    let said = site.shell(&script);
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert_eq!(text, "over\n0\n", "{} {}", stderr(&said), site.log());
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_collected_when_it_ends() {
+    let Some(site) = Site::new("sshz", &[2]) else { return };
+    // Children of the command's parent: the command alone, and no dead ones.
+    let script = "ssh 10.79.1.2 'for i in 1 2 3; do (sleep 0.1 &); done; sleep 1
+                                 cat /proc/$PPID/task/*/children | wc -w'";
+    let said = site.shell(script);
+    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "1", "{}", stderr(&said));
+}
+
+#[test]
+fn a_host_without_kedge_is_left_to_ssh() {
+    let Some(site) = Site::new("sshw", &[2]) else { return };
+    let script = "echo in | KEDGE_REMOTE=/no/kedge ssh 10.79.1.2 \
+                  'echo ${KEDGE_JOB:-none}; cat; exit 4'; echo $?";
+    let said = site.shell(script);
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "none\nin\n4\n", "{}", stderr(&said));
+    assert!(stderr(&said).contains("10.79.1.2 has no /no/kedge"), "{}", stderr(&said));
+    assert!(site.log().contains("what this ssh starts is not a part of the job"));
 }
 
 /// Until the file is there.

@@ -62,7 +62,10 @@ fn check(numbers: &[u32], limits: &Limits, has: &BTreeSet<u32>) -> Result<(), Re
         let may: Vec<String> = may.iter().map(u32::to_string).collect();
         return Err(Refusal::NotYours { number, may: may.join(", ") });
     }
+    // One that is named twice is two devices of the session's.
+    let named: BTreeSet<_> = numbers.iter().collect();
     let would = has.iter().chain(numbers).collect::<BTreeSet<_>>().len();
+    let would = would + numbers.len() - named.len();
     match limits.gpus {
         Some(most) if would > most as usize => Err(Refusal::Gpus { most, would }),
         _ => Ok(()),
@@ -151,6 +154,7 @@ mod tests {
         let refused = chosen(soft, &[0], &two, &[2, 3]).unwrap_err();
         assert!(refused.contains("use 2 of its devices") && refused.contains("use 3"), "{refused}");
         assert!(chosen(soft, &[0, 1, 2], &two, &[]).unwrap_err().contains("use 3"));
+        assert!(chosen(soft, &[0, 0, 0], &two, &[]).unwrap_err().contains("use 3"));
         assert!(chosen(soft, &[], &limits(Some(0), &[]), &[]).unwrap_err().contains("use 0 of"));
 
         let some = limits(None, &[3, 1]);

@@ -163,7 +163,7 @@ fn end_when_told(ender: Ender, grace: Duration) -> Result<(), Failure> {
 }
 
 /// Tells which signals this process ignores; none where the kernel does not say.
-fn ignored_signals() -> impl Fn(i32) -> bool {
+pub(crate) fn ignored_signals() -> impl Fn(i32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);

@@ -2,23 +2,26 @@
 
 use super::frame::{Frame, Stream};
 use super::relay::Relay;
-use super::{FAILED, Request, Streams, TOLD};
+use super::{FAILED, Request, Streams, TOLD, halves};
 use crate::Failure;
 use crate::run::conclude;
 use kedge_control::job::Launch;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::policy::{JobGpu, Policy};
 use kedge_supervisor::{JobSpec, KEY, kedge_again};
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process_group, pidfd_open,
-    set_child_subreaper, setsid, wait,
+    Pid, Signal, WaitOptions, getpid, kill_process_group, set_child_subreaper, setsid, wait,
 };
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::SIGCHLD;
+use signal_hook::low_level;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
@@ -30,8 +33,6 @@ const READY: &[u8] = b"kedge: the remote shell is there\n";
 const LONGEST: u64 = 1 << 20;
 /// How long the near end is tried to be reached.
 const REACHES: Duration = Duration::from_secs(10);
-/// How long the near end may take to hear of the command's end.
-const LAST_WORDS: Duration = Duration::from_secs(10);
 /// What the near end may send the command. Numbers are those of all Linux machines.
 const CARRIED: [(u8, Signal); 4] =
     [(1, Signal::HUP), (2, Signal::INT), (3, Signal::QUIT), (15, Signal::TERM)];
@@ -113,6 +114,7 @@ pub(super) fn end(command: &str) -> Result<ExitCode, Failure> {
     io::stdout().flush()?;
     // What the command leaves behind is the part's as long as it lives.
     set_child_subreaper(Some(getpid()))?;
+    let reaper = Reaper::new()?;
     let mut child = start(command)?;
     let mut relay = Relay::new(link, true)?;
     if let Some(stdin) = child.stdin.take() {
@@ -121,12 +123,12 @@ pub(super) fn end(command: &str) -> Result<ExitCode, Failure> {
     let out = child.stdout.take().map(|out| (Stream::Out, OwnedFd::from(out)));
     let err = child.stderr.take().map(|err| (Stream::Err, OwnedFd::from(err)));
     out.into_iter().chain(err).for_each(|(stream, fd)| relay.read_from(stream, fd));
-    let status = carry(&mut relay, &mut child)?;
+    let status = carry(&mut relay, &child, &reaper)?;
     let code = code_of(status);
     tell(&mut relay, code)?;
     drop(relay);
     // Until there is none.
-    while wait(WaitOptions::empty()).is_ok() {}
+    while matches!(wait(WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
     Ok(ExitCode::from(code))
 }
 
@@ -140,10 +142,7 @@ fn reach(streams: &Streams) -> Result<TcpStream, Failure> {
     let begin = Instant::now();
     loop {
         match TcpStream::connect_timeout(&streams.address, REACHES) {
-            Ok(mut link) => {
-                link.write_all(streams.token.as_bytes())?;
-                return Ok(link);
-            }
+            Ok(link) => return greet(link, streams),
             Err(error) if begin.elapsed() > REACHES => {
                 let at = streams.address;
                 return Err(Failure::new(format!(
@@ -154,6 +153,23 @@ fn reach(streams: &Streams) -> Result<TcpStream, Failure> {
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
     }
+}
+
+/// Shows the near end half of the token, and is shown the other half: only who has started this
+/// knows it.
+fn greet(mut link: TcpStream, streams: &Streams) -> Result<TcpStream, Failure> {
+    let (shown, asked) = halves(&streams.token);
+    let mut answer = vec![0; asked.len()];
+    link.set_read_timeout(Some(REACHES))?;
+    link.write_all(shown)?;
+    if link.read_exact(&mut answer).is_err() || answer != asked {
+        let at = streams.address;
+        return Err(Failure::new(format!(
+            "what answers at {at} is not the host that has started this: nothing was started here"
+        )));
+    }
+    link.set_read_timeout(None)?;
+    Ok(link)
 }
 
 /// Starts the command by the user's shell, as sshd does.
@@ -169,17 +185,14 @@ fn start(command: &str) -> io::Result<Child> {
 
 /// Carries streams and signals until the command has ended, and what it has said is sent; or, where
 /// the near end is gone, until it has ended.
-fn carry(relay: &mut Relay, child: &mut Child) -> io::Result<ExitStatus> {
+fn carry(relay: &mut Relay, child: &Child, reaper: &Reaper) -> io::Result<ExitStatus> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
-    let ends = pidfd_open(pid, PidfdFlags::empty())?;
     let mut status = None;
     let mut is_alone = false;
     loop {
-        let also = status.is_none().then(|| ends.as_fd());
-        if relay.turn(also, None)? {
-            status = child.try_wait()?;
-        }
+        relay.turn(Some(reaper.wake.as_fd()), None)?;
+        status = status.or(reaper.collect(pid));
         // Its group is its own as long as it was not waited for.
         let group = status.is_none().then_some(pid);
         for told in relay.told() {
@@ -201,18 +214,41 @@ fn carry(relay: &mut Relay, child: &mut Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// Tells the near end how the command has ended, and returns when it has heard that.
+/// Collects those who have ended: this process inherits what the command leaves behind.
+struct Reaper {
+    wake: UnixStream,
+}
+
+impl Reaper {
+    fn new() -> io::Result<Reaper> {
+        let (wake, waker) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        low_level::pipe::register(SIGCHLD, waker)?;
+        Ok(Reaper { wake })
+    }
+
+    /// Collects all that have ended: how `pid` has, if it is one of them.
+    fn collect(&self, pid: Pid) -> Option<ExitStatus> {
+        let _ = (&self.wake).read(&mut [0; 64]);
+        let mut found = None;
+        while let Ok(Some((gone, status))) = wait(WaitOptions::NOHANG) {
+            found = found.or((gone == pid).then(|| ExitStatus::from_raw(status.as_raw())));
+        }
+        found
+    }
+}
+
+/// Tells the near end how the command has ended, and returns when it has closed the connection:
+/// whoever reads what the command has said may take his time.
 fn tell(relay: &mut Relay, code: u8) -> io::Result<()> {
-    let begin = Instant::now();
     relay.say(&Frame::Exit(code));
     let mut is_shut = false;
     while !relay.is_closed() {
-        let Some(left) = LAST_WORDS.checked_sub(begin.elapsed()) else { break };
         if relay.has_sent() && !is_shut {
             is_shut = true;
             relay.shut();
         }
-        relay.turn(None, Some(left))?;
+        relay.turn(None, None)?;
     }
     Ok(())
 }
@@ -220,7 +256,6 @@ fn tell(relay: &mut Relay, code: u8) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn a_command_ends_as_ssh_tells_it() {

@@ -27,6 +27,8 @@ use std::process::ExitCode;
 
 /// What ssh ends with when it, and not the command, has failed.
 const FAILED: u8 = 255;
+/// What a shell ends with where there is no such program.
+const NOT_FOUND: u8 = 127;
 /// Has the two hidden stages of the other host find what they are to do.
 const TOLD: &str = "KEDGE_REMOTE_SHELL";
 /// Names kedge's command on other hosts, where it has another path than here.
@@ -60,8 +62,13 @@ struct Request {
 #[derive(Clone, Serialize, Deserialize)]
 struct Streams {
     address: SocketAddr,
-    /// Shows the near end that it is the other one.
+    /// Its halves show each end that the other one is it.
     token: String,
+}
+
+/// What the end that connects shows of the token, and what the other one answers.
+fn halves(token: &str) -> (&[u8], &[u8]) {
+    token.as_bytes().split_at(token.len() / 2)
 }
 
 /// Ends as ssh does, if this program was called so.

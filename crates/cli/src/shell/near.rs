@@ -4,8 +4,9 @@
 use super::frame::{Frame, Stream};
 use super::options::{Call, Carried, parse};
 use super::relay::Relay;
-use super::{CHOICE, FAILED, REMOTE, Request, Streams};
+use super::{CHOICE, FAILED, NOT_FOUND, REMOTE, Request, Streams, halves};
 use crate::output;
+use crate::serve::ignored_signals;
 use kedge_control::job::{Ask, FailureKind, Launch, Reply, Request as Asked, VERSION};
 use kedge_control::job::{receive, send};
 use kedge_control::joblog::JobLog;
@@ -44,6 +45,9 @@ const DYING: Duration = Duration::from_secs(2);
 /// forwarding, and no connection that stays for others.
 const ONLY: [&str; 6] = ["-T", "-x", "-o", "ClearAllForwardings=yes", "-o", "ControlMaster=no"];
 
+/// How many that have not shown the token are listened to at once.
+const COMERS: usize = 16;
+
 /// Does what `ssh words…` does. Does not return where the system's ssh takes this process's place,
 /// or a signal ends it.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
@@ -73,6 +77,11 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     drop(asker);
     let ended = match begun {
         Ok(Begun::There(link)) => hold(link, carried.no_input),
+        // Nothing has run there, and nothing was read from the input.
+        Ok(Begun::Absent(why)) => {
+            output::complain(&why);
+            return plain(&real, words, Some(&why));
+        }
         Ok(Begun::Failed(code)) => return ExitCode::from(code),
         Err(error) => Err(error),
     };
@@ -91,19 +100,33 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     }
 }
 
-/// The first ssh on the PATH that is not this program.
+/// The ssh on the PATH that would be found if this program were not there: one before it may be
+/// another kedge's, which looks behind itself likewise.
 fn find() -> Option<PathBuf> {
     let own = fs::metadata("/proc/self/exe").ok().map(|own| (own.dev(), own.ino()));
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let all = std::env::split_paths(&path).map(|folder| folder.join(SHELL));
-    let mut others = all.filter(|ssh| {
-        let found = fs::metadata(ssh);
-        found.is_ok_and(|found| {
-            let is_program = found.is_file() && found.permissions().mode() & 0o111 != 0;
-            is_program && Some((found.dev(), found.ino())) != own
-        })
-    });
-    others.next()
+    behind(std::env::split_paths(&path).map(|folder| folder.join(SHELL)), own)
+}
+
+/// The first program behind the last one that is `own`, a device and a number.
+fn behind(all: impl Iterator<Item = PathBuf>, own: Option<(u64, u64)>) -> Option<PathBuf> {
+    let mut first = None;
+    for ssh in all {
+        let Ok(found) = fs::metadata(&ssh) else { continue };
+        if Some((found.dev(), found.ino())) == own {
+            first = None;
+        } else if found.is_file() && found.permissions().mode() & 0o111 != 0 {
+            first = first.or(Some(ssh));
+        }
+    }
+    first
+}
+
+/// The system's ssh. What it starts itself (a ProxyCommand, say) is no part of the job.
+fn system(real: &Path) -> Command {
+    let mut ssh = Command::new(real);
+    ssh.env(CHOICE, "plain");
+    ssh
 }
 
 /// Becomes the system's ssh.
@@ -113,15 +136,15 @@ fn plain(real: &Path, words: &[OsString], why: Option<&str>) -> ExitCode {
     if let (Some(why), Some(log)) = (why, log) {
         log.line(&format!("{why}: what this ssh starts is not a part of the job"));
     }
-    let error = Command::new(real).args(words).exec();
+    let error = system(real).args(words).exec();
     output::complain(&format!("{}: {error}", real.display()));
     ExitCode::from(126)
 }
 
 /// The host's address or name, as ssh's configuration has it.
 fn address_of(real: &Path, carried: &Carried) -> Option<String> {
-    let mut asking = Command::new(real);
-    asking.arg("-G").args(&carried.options).arg(&carried.host);
+    let mut asking = system(real);
+    asking.arg("-G").args(&carried.options).arg("--").arg(&carried.host);
     let told = asking.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8(told.stdout).ok()?;
     text.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
@@ -160,6 +183,8 @@ fn ask_once(control: &Path, toward: Option<String>) -> io::Result<(UnixStream, R
 enum Begun {
     /// The other end is there.
     There(TcpStream),
+    /// There is no kedge: in words.
+    Absent(String),
     /// ssh, or kedge on the other host, has said why not.
     Failed(u8),
 }
@@ -167,35 +192,33 @@ enum Begun {
 /// Has the system's ssh start the part, and returns when its end is connected and ssh has ended.
 fn begin(real: &Path, carried: &Carried, launch: Launch) -> io::Result<Begun> {
     let (listener, streams) = listen(&launch)?;
-    let token = streams.token.clone();
+    let mut door = Door { listener, token: streams.token.clone(), comers: Vec::new() };
     let own = std::env::current_exe()?;
     let kedge = std::env::var_os(REMOTE).unwrap_or_else(|| own.into_os_string());
-    let mut ssh = Command::new(real);
-    ssh.args(ONLY).args(&carried.options).arg(&carried.host);
+    let mut ssh = system(real);
+    ssh.args(ONLY).args(&carried.options).arg("--").arg(&carried.host);
     ssh.arg(format!("exec {} remote-shell", quoted(&kedge.to_string_lossy())));
     let mut ssh = ssh.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
     let command = carried.command.clone();
     let request = serde_json::to_vec(&Request { launch, streams, command })?;
     // One that has ended says below why.
     let _ = ssh.stdin.take().map(|mut stdin| stdin.write_all(&request));
-    let found = meet(&listener, &token, &mut ssh)?;
-    if let Begun::Failed(127) = found {
-        let (kedge, host) = (kedge.to_string_lossy(), carried.host.to_string_lossy());
-        output::complain(&format!(
-            "{host} has no {kedge}: install kedge there under this path, let {REMOTE} name it, or \
-             set {CHOICE}=plain to leave what runs there out of the job"
-        ));
-    }
-    Ok(found)
+    let (kedge, host) = (kedge.to_string_lossy(), carried.host.to_string_lossy());
+    Ok(match meet(&mut door, &host, &mut ssh)? {
+        Begun::Failed(NOT_FOUND) => Begun::Absent(format!(
+            "{host} has no {kedge}: install kedge there under this path, or let {REMOTE} name it"
+        )),
+        found => found,
+    })
 }
 
 /// Waits for the other end, and for ssh.
-fn meet(listener: &TcpListener, token: &str, ssh: &mut Child) -> io::Result<Begun> {
+fn meet(door: &mut Door, host: &str, ssh: &mut Child) -> io::Result<Begun> {
     let (mut link, mut ended): (Option<TcpStream>, Option<(u8, Instant)>) = (None, None);
     let mut since = None;
     loop {
         if link.is_none() {
-            link = accept(listener, token)?;
+            link = door.look()?;
             since = link.as_ref().map(|_| Instant::now());
         }
         if ended.is_none() {
@@ -210,7 +233,10 @@ fn meet(listener: &TcpListener, token: &str, ssh: &mut Child) -> io::Result<Begu
                 ssh.wait()?;
                 return Ok(Begun::There(link));
             }
-            (None, Some((0, at))) if at.elapsed() > SOON => return Ok(Begun::Failed(FAILED)),
+            (None, Some((0, at))) if at.elapsed() > SOON => {
+                output::complain(&format!("{host}: nothing has connected from there"));
+                return Ok(Begun::Failed(FAILED));
+            }
             (None, Some((code, _))) if code != 0 => return Ok(Begun::Failed(code)),
             (none, _) => link = none,
         }
@@ -231,19 +257,63 @@ fn listen(launch: &Launch) -> io::Result<(TcpListener, Streams)> {
     Ok((listener, Streams { address, token }))
 }
 
-/// Takes the connection of the other end, if it is there.
-fn accept(listener: &TcpListener, token: &str) -> io::Result<Option<TcpStream>> {
-    let mut link = match listener.accept() {
-        Ok((link, _)) => link,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    link.set_nonblocking(false)?;
-    link.set_read_timeout(Some(ENTRANCE))?;
-    let mut shown = vec![0; token.len()];
-    let is_it = link.read_exact(&mut shown).is_ok() && shown == token.as_bytes();
-    link.set_read_timeout(None)?;
-    Ok(is_it.then_some(link))
+/// Where the other end comes in: it shows the first half of the token, and is shown the other one.
+struct Door {
+    listener: TcpListener,
+    token: String,
+    /// Those who have not shown theirs yet, what they have, and since when they are there.
+    comers: Vec<(TcpStream, Vec<u8>, Instant)>,
+}
+
+impl Door {
+    /// Takes the connection of the other end, if it is there. Waits for nobody.
+    fn look(&mut self) -> io::Result<Option<TcpStream>> {
+        match self.listener.accept() {
+            Ok((comer, _)) => {
+                comer.set_nonblocking(true)?;
+                if self.comers.len() == COMERS {
+                    self.comers.remove(0);
+                }
+                self.comers.push((comer, Vec::new(), Instant::now()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // One that has gone again.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => return Err(error),
+        }
+        let (asked, answer) = halves(&self.token);
+        let mut index = 0;
+        while let Some((comer, shown, since)) = self.comers.get_mut(index) {
+            let has_time = since.elapsed() < ENTRANCE;
+            match shows(comer, shown, asked) {
+                Some(true) => {
+                    let (mut link, ..) = self.comers.swap_remove(index);
+                    link.set_nonblocking(false)?;
+                    if link.write_all(answer).is_ok() {
+                        return Ok(Some(link));
+                    }
+                }
+                None if has_time => index += 1,
+                _ => drop(self.comers.swap_remove(index)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether somebody shows what is `asked`; `None` as long as that is open.
+fn shows(comer: &mut TcpStream, shown: &mut Vec<u8>, asked: &[u8]) -> Option<bool> {
+    let mut rest = vec![0; asked.len() - shown.len()];
+    match comer.read(&mut rest) {
+        Ok(0) => return Some(false),
+        Ok(read) => shown.extend(&rest[..read]),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+        Err(_) => return Some(false),
+    }
+    match asked.starts_with(shown) {
+        true if shown.len() < asked.len() => None,
+        right => Some(right),
+    }
 }
 
 /// As one word of any shell.
@@ -287,7 +357,7 @@ fn hold(link: TcpStream, no_input: bool) -> io::Result<Ended> {
         let is_late = dying.is_some_and(|(_, at)| at.elapsed() >= DYING);
         let is_over = match exit {
             Some(_) => relay.has_written(),
-            None => relay.is_closed(),
+            None => relay.is_closed() && relay.has_written(),
         };
         match (dying, exit) {
             (Some((signal, _)), _) if is_over || is_late => return Ok(Ended::Signal(signal)),
@@ -309,7 +379,10 @@ impl Caught {
         let (wake, waker) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         let which = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        // What is ignored stays so: under nohup, or in the background of a script.
+        let ignored = ignored_signals();
+        let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM].into_iter().filter(|one| !ignored(*one));
+        for signal in heeded {
             // In this order: who is woken finds which it was.
             flag::register_usize(signal, which.clone(), signal as usize)?;
             low_level::pipe::register(signal, waker.try_clone()?)?;
@@ -328,6 +401,63 @@ impl Caught {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ssh_is_looked_for_behind_kedge_s_own() {
+        let base = std::env::temp_dir().join(format!("kssh-find-{}", std::process::id()));
+        let ssh = |folder: &str| base.join(folder).join(SHELL);
+        for folder in ["a", "b", "c", "d"] {
+            fs::create_dir_all(base.join(folder)).unwrap();
+            fs::write(ssh(folder), "").unwrap();
+            fs::set_permissions(ssh(folder), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::set_permissions(ssh("c"), fs::Permissions::from_mode(0o644)).unwrap();
+        let own = fs::metadata(ssh("b")).map(|own| (own.dev(), own.ino())).ok();
+        let find = |own| behind(["a", "b", "none", "c", "d"].map(ssh).into_iter(), own);
+        assert_eq!(find(own), Some(ssh("d")));
+        assert_eq!(find(None), Some(ssh("a")));
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    fn door() -> (Door, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let at = listener.local_addr().unwrap();
+        (Door { listener, token: "abcdefgh".into(), comers: Vec::new() }, at)
+    }
+
+    fn soon(door: &mut Door) -> Option<TcpStream> {
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(10) {
+            if let Some(link) = door.look().unwrap() {
+                return Some(link);
+            }
+            thread::sleep(PAUSE);
+        }
+        None
+    }
+
+    #[test]
+    fn strangers_hold_up_nobody_at_the_door() {
+        let (mut door, at) = door();
+        let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
+        let mut wrong = TcpStream::connect(at).unwrap();
+        wrong.write_all(b"abcx").unwrap();
+        let mut other = TcpStream::connect(at).unwrap();
+        other.write_all(b"ab").unwrap();
+        other.write_all(b"cd").unwrap();
+        let begin = Instant::now();
+        let link = soon(&mut door).expect("the other end");
+        assert!(begin.elapsed() < ENTRANCE);
+        assert_eq!(link.peer_addr().unwrap(), other.local_addr().unwrap());
+        let mut answer = [0; 4];
+        other.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"efgh");
+        // Whoever shows something else hears nothing.
+        wrong.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        assert!(matches!(wrong.read(&mut answer), Ok(0) | Err(_)));
+        drop(silent);
+    }
 
     #[test]
     fn a_word_is_quoted_for_any_shell() {

@@ -11,7 +11,11 @@ const HARMLESS: &[u8] = b"1246CTaknqvxy";
 /// Those with one.
 const HARMLESS_WITH_VALUE: &[u8] = b"BEFIJPbceilmop";
 /// Programs at the other end of a transfer: what they copy is not to cross the helpers.
-const TRANSFERS: [&str; 8] = [
+const TRANSFERS: [&str; 12] = [
+    "borg",
+    "git-lfs-authenticate",
+    "git-lfs-transfer",
+    "hg",
     "rsync",
     "scp",
     "sftp-server",

@@ -4,6 +4,7 @@
 use super::frame::{Decoder, Frame, MOST, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +15,10 @@ const WAITING: usize = 256 << 10;
 /// A pipe that poll() calls writable takes so much at once (PIPE_BUF): whoever shares it is spared
 /// O_NONBLOCK.
 const PIECE: usize = 4096;
+/// How long the other host may say nothing before it is asked, how soon again, and how often.
+const SILENCE: Duration = Duration::from_secs(60);
+const ASK: Duration = Duration::from_secs(15);
+const ASKED: u32 = 4;
 
 /// Where something is read and sent to the other end.
 #[derive(Debug)]
@@ -42,6 +47,8 @@ pub(super) struct Relay {
     sinks: Vec<Sink>,
     /// Signals and the command's end, as they have come.
     told: Vec<Frame>,
+    /// How often sinks were written to: they take turns.
+    written: usize,
     /// Whether the other end's going is noticed also while nothing can be taken from it.
     watches: bool,
     closed: bool,
@@ -51,6 +58,11 @@ impl Relay {
     pub(super) fn new(link: TcpStream, watches: bool) -> io::Result<Relay> {
         link.set_nonblocking(true)?;
         link.set_nodelay(true)?;
+        // A host that is lost says nothing.
+        sockopt::set_socket_keepalive(&link, true)?;
+        sockopt::set_tcp_keepidle(&link, SILENCE)?;
+        sockopt::set_tcp_keepintvl(&link, ASK)?;
+        sockopt::set_tcp_keepcnt(&link, ASKED)?;
         Ok(Relay {
             link,
             out: Vec::new(),
@@ -58,6 +70,7 @@ impl Relay {
             sources: Vec::new(),
             sinks: Vec::new(),
             told: Vec::new(),
+            written: 0,
             watches,
             closed: false,
         })
@@ -176,16 +189,23 @@ impl Relay {
         Ok(ready)
     }
 
+    /// Writes to one of the sinks that are ready: two may be one pipe, which has room for one
+    /// piece.
     fn write(&mut self, ready: &[PollFlags]) {
-        let gone = PollFlags::ERR | PollFlags::NVAL;
+        let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+        let takes = |(sink, ready): &(&Sink, &PollFlags)| {
+            !sink.waits.is_empty() && ready.contains(PollFlags::OUT) && !ready.intersects(gone)
+        };
+        let each = self.sinks.iter().zip(ready).enumerate();
+        let can: Vec<usize> = each.filter(|(_, one)| takes(one)).map(|(index, _)| index).collect();
+        let chosen = can.get(self.written.checked_rem(can.len()).unwrap_or(0)).copied();
+        self.written = self.written.wrapping_add(1);
         let mut ended = Vec::new();
-        for (sink, ready) in self.sinks.iter_mut().zip(ready) {
+        for (index, (sink, ready)) in self.sinks.iter_mut().zip(ready).enumerate() {
             let piece = sink.waits.len().min(PIECE);
             let written = match ready {
                 ready if ready.intersects(gone) => Err(Errno::PIPE),
-                ready if piece > 0 && ready.contains(PollFlags::OUT) => {
-                    rustix::io::write(&sink.fd, &sink.waits[..piece])
-                }
+                _ if chosen == Some(index) => rustix::io::write(&sink.fd, &sink.waits[..piece]),
                 _ => Ok(0),
             };
             match written {
