@@ -6,6 +6,7 @@ use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::world::{World, stderr};
 use kedge_tests::{host, kedge};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -225,9 +226,13 @@ fn a_session_s_proxy_heeds_sigterm() {
     let server = Served::start(&["--gpu", "soft"]);
     let program = steps().display().to_string();
     let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "100000", "5"];
-    let mut child = world.kedge(&run).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = world.kedge(&run).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let child = child.as_mut().expect("kedge");
-    until("a session", || children(&server) == 1);
+    // Before, its near end would have another one; and the server others, which answer what a
+    // session asks at its start.
+    let mut said = BufReader::new(child.stdout.take().expect("a pipe"));
+    said.read_line(&mut String::new()).expect("a step");
+    until("the session alone", || children(&server) == 1);
     let path = format!("/proc/{0}/task/{0}/children", server.pid());
     let proxy = std::fs::read_to_string(path).expect("a living server");
     let killed = Command::new("kill").args(["-s", "TERM", proxy.trim()]).status();
