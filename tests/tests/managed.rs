@@ -11,9 +11,12 @@ use std::path::Path;
 const PROGRAMS: [&str; 6] =
     ["managed", "managed_pages", "managed_pools", "managed_views", "zero_copy", "graph_nodes"];
 
-fn each(run: impl Fn(&Path, &Program) -> kedge_tests::Outcome) {
+/// Has no managed memory there, and is over before a checkpoint can meet it.
+const SHORT: &str = "managed_pools";
+
+fn each(names: &[&str], run: impl Fn(&Path, &Program) -> kedge_tests::Outcome) {
     let toolchain = Toolchain::find(&root().join("target/programs")).expect("nvcc");
-    for name in PROGRAMS {
+    for name in names {
         let source = root().join(format!("tests/programs/{name}.cu"));
         let program = Program::load(&source).expect("a program of the conformance tests");
         let binary = toolchain.compile(&program).expect("it compiles");
@@ -25,13 +28,14 @@ fn each(run: impl Fn(&Path, &Program) -> kedge_tests::Outcome) {
 #[test]
 fn programs_find_one_memory_where_there_are_two() {
     let target = Target::Kedge("soft:apart".to_owned());
-    each(|binary, program| run(binary, program, &target));
+    each(&PROGRAMS, |binary, program| run(binary, program, &target));
 }
 
 #[test]
 fn so_they_do_when_they_are_checkpointed_and_restarted() {
     let target = Target::Kedge("soft:apart".to_owned());
-    each(|binary, program| run_interrupted(binary, program, &target));
+    let names: Vec<&str> = PROGRAMS.into_iter().filter(|name| *name != SHORT).collect();
+    each(&names, |binary, program| run_interrupted(binary, program, &target));
 }
 
 /// A job whose memory is the host's and the devices' in turn.
