@@ -1,4 +1,5 @@
 // Out of memory is the call's own answer; smaller requests still succeed; freeing gives it back.
+// alone: it takes all of the device's memory
 #include "check.h"
 #include <chrono>
 #include <thread>

@@ -3,6 +3,7 @@
 //! ```text
 //! // build: -rdc=true {dir}/_rdc_device.cu -lcudadevrt
 //! // devices: 2
+//! // alone: fills the device
 //! // args: 1000
 //! // stderr: assertion
 //! // seconds: 60
@@ -28,6 +29,8 @@ pub struct Program {
     pub build: Vec<String>,
     /// Devices that it needs.
     pub devices: u32,
+    /// It leaves the others on its device no memory, so that none may run beside it.
+    pub alone: bool,
     pub args: Vec<String>,
     /// Text that its standard error must hold.
     pub stderr: Option<String>,
@@ -83,6 +86,7 @@ impl Program {
             source: source.to_owned(),
             build: Vec::new(),
             devices: 1,
+            alone: false,
             args: Vec::new(),
             stderr: None,
             seconds: 120,
@@ -106,6 +110,7 @@ impl Program {
             let words = || value.split_whitespace().map(|w| w.replace("{dir}", &folder)).collect();
             match key.trim() {
                 "build" => program.build = words(),
+                "alone" => program.alone = true,
                 "args" => program.args = words(),
                 "checkpoint refused" => program.refused = Some(value.to_owned()),
                 "far refused" => program.far_refused = Some(value.to_owned()),
@@ -129,10 +134,11 @@ mod tests {
 
     #[test]
     fn directives_are_read_from_the_leading_comment_only() {
-        let text =
-            "// Sums: two vectors.\n// build: -rdc=true {dir}/_b.cu\n// devices: 2\n\n// args: 7\n";
+        let text = "// Sums: two vectors.\n// build: -rdc=true {dir}/_b.cu\n// devices: 2\n\
+                    // alone: fills it\n\n// args: 7\n";
         let program = Program::parse(Path::new("x/a.cu"), text).unwrap();
         assert_eq!(program.build, ["-rdc=true", "x/_b.cu"]);
+        assert!(program.alone);
         assert_eq!((program.devices, program.args.len()), (2, 0));
     }
 

@@ -99,22 +99,14 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         None if args.check => Target::Checked,
         None => Target::Kedge(args.gpu.clone()),
     };
-    let results = Mutex::new(Vec::new());
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..args.jobs.max(1) {
-            scope.spawn(|| {
-                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = one(&toolchain, program, &target, args);
-                    report(program, &outcome, args.verbose);
-                    if let Ok(mut results) = results.lock() {
-                        results.push((program.name.clone(), outcome));
-                    }
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_default();
+    let (alone, beside): (Vec<_>, Vec<_>) = programs.into_iter().partition(|p| p.alone);
+    let each = |program: &Program| {
+        let outcome = one(&toolchain, program, &target, args);
+        report(program, &outcome, args.verbose);
+        outcome
+    };
+    let mut results = run_all(&beside, args.jobs, each);
+    results.extend(run_all(&alone, 1, each));
     results.sort_by(|a, b| a.0.cmp(&b.0));
     if let Some(path) = &args.json {
         std::fs::write(path, json(&results))?;
@@ -128,6 +120,29 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     }
     println!("{} passed, {} failed", results.len() - failed.len(), failed.len());
     Ok(failed.is_empty())
+}
+
+/// Runs programs, so many at a time.
+fn run_all(
+    programs: &[Program],
+    jobs: usize,
+    each: impl Fn(&Program) -> Outcome + Sync,
+) -> Vec<(String, Outcome)> {
+    let results = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = each(program);
+                    if let Ok(mut results) = results.lock() {
+                        results.push((program.name.clone(), outcome));
+                    }
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_default()
 }
 
 fn one(toolchain: &Toolchain, program: &Program, target: &Target, args: &Args) -> Outcome {
