@@ -510,3 +510,62 @@ fn a_write_beyond_the_longest_file_below_fails_at_once() {
     cached.drain();
     assert_eq!(fs::metadata(cached.below().join("a")).expect("there").len(), (3 << 30) + 1);
 }
+
+#[test]
+fn a_file_that_replaces_another_is_below_before_its_name() {
+    let Some(mut cached) = Cached::new("creplace", &["--tier", "ram:64M"]) else { return };
+    let failing = flag(&cached, "failing");
+    cached.fault = Some(format!("eio={}", failing.display()));
+    cached.begin();
+    fs::write(cached.below().join("a"), "old").expect("a file");
+    let (new, name) = (cached.under.join("new"), cached.under.join("a"));
+    fs::write(&new, bytes(1, MIB)).expect("absorbed");
+    let refused = fs::rename(&new, &name).expect_err("nothing of it is below");
+    assert_eq!(refused.raw_os_error(), Some(EIO));
+    is(&cached.below().join("a"), b"old");
+    fs::rename(&new, cached.under.join("b")).expect("there is nothing to lose");
+    fs::rename(cached.under.join("b"), &new).expect("there is nothing to lose");
+    fs::remove_file(failing).expect("a file");
+    fs::rename(&new, &name).expect("replaced");
+    is(&cached.below().join("a"), &bytes(1, MIB));
+    assert!(!new.exists());
+}
+
+#[test]
+fn a_cache_ends_with_what_cannot_be_drained_if_it_is_told_to() {
+    let Some(mut cached) = Cached::new("cleave", &["--tier", "ram:64M"]) else { return };
+    let failing = flag(&cached, "failing");
+    cached.fault = Some(format!("eio={}", failing.display()));
+    cached.begin();
+    fs::write(cached.under.join("a"), bytes(1, MIB)).expect("absorbed");
+    let refused = failure(&cached.output("stop"));
+    assert!(refused.contains("a: ") && refused.contains("stays in its tier"), "{refused}");
+    let under = cached.under.to_str().expect("text");
+    let ended = cached.world.output(&["cache", "stop", "--leave", "--json", "--under", under]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let told: serde_json::Value = serde_json::from_slice(&ended.stdout).expect("JSON");
+    assert!(told["left"].as_str().is_some_and(|left| left.contains("a: ")), "{told}");
+    assert_eq!(fs::metadata(cached.under.join("a")).expect("there").len(), 0, "it is no mount");
+    assert_eq!(cached.recover()["files"], 1);
+    is(&cached.under.join("a"), &bytes(1, MIB));
+}
+
+#[test]
+fn what_a_person_has_looked_at_can_be_given_up() {
+    let Some(cached) = Cached::start("cgiveup", &["--tier", "ram:64M"]) else { return };
+    fs::write(cached.under.join("a"), bytes(1, MIB)).expect("absorbed");
+    let tier = cached.status()["tiers"][0]["folder"].as_str().expect("a folder").to_owned();
+    cached.kill();
+    for entry in fs::read_dir(tier).expect("the tier").flatten() {
+        if entry.file_name().len() == 16 {
+            File::options().write(true).open(entry.path()).expect("a shadow").set_len(1).expect("");
+        }
+    }
+    let under = cached.under.to_str().expect("text");
+    let recover = |how: &str| cached.world.output(&["cache", "recover", how, "--under", under]);
+    let told = failure(&recover("--discard"));
+    assert!(told.contains("lacks bytes"), "{told}");
+    let given_up = recover("--discard=all");
+    assert!(given_up.status.success(), "{}", stderr(&given_up));
+    assert_eq!(cached.recover()["files"], 0);
+}

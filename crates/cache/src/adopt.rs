@@ -17,6 +17,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What was recovered.
 #[derive(Debug, Default, Serialize)]
@@ -43,7 +44,14 @@ pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
         replays.push(replay);
     }
     let last = replays.iter().map(|replay| replay.last).max().unwrap_or(0);
+    // Later than the numbers of a daemon before that had a tier which is not named this time: where
+    // both are recovered at once, the later one's bytes are newer.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let last = last.max(u64::try_from(now).unwrap_or(0));
     let held = journal::merge(replays);
+    for held in &held {
+        join_shadows(&tiers, held)?;
+    }
     // Not from a first one on: the journal of a disk that is not named this time has numbers, too,
     // and may be merged with this one's later. There is room above for as many files as are ever
     // opened.
@@ -74,6 +82,24 @@ pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
         tier.remove_others(keeps).map_err(failed)?;
     }
     Ok(engine)
+}
+
+/// The same for a recovery: nobody may come after it, and so no tier gives up what a disk below does
+/// not have.
+pub(crate) fn open_to_recover(spec: Spec) -> Result<Engine, CacheError> {
+    let mut engine = open(spec)?;
+    engine.below.keeps_writes = true;
+    Ok(engine)
+}
+
+/// Has a file's shadow in each tier have the file's number.
+fn join_shadows(tiers: &[Tier], held: &Held) -> Result<(), CacheError> {
+    for (tier, number) in &held.others {
+        let tier = &tiers[*tier];
+        tier.join(*number, held.file)
+            .map_err(|error| CacheError::io("cannot take over what is in", &tier.folder, error))?;
+    }
+    Ok(())
 }
 
 /// Takes files over, and returns those that cannot be.

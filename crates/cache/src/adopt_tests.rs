@@ -19,7 +19,7 @@ fn held(scratch: &Scratch, below: &Below, name: &str) -> Held {
     let birth = below::birth(&below.find(name.as_bytes()).expect("a file"));
     let (device, inode, user) = (meta.dev(), meta.ino(), meta.uid());
     let identity = Identity { device, inode, user, birth, path: name.into() };
-    Held { file: 1, identity, parts: RangeMap::default() }
+    Held { file: 1, identity, parts: RangeMap::default(), others: Vec::new() }
 }
 
 #[test]
@@ -140,4 +140,42 @@ fn daemons_that_do_not_know_of_each_other_use_other_numbers() {
     for name in ["a", "b"] {
         assert_eq!(fs::read(scratch.below(name)).expect("there"), name.as_bytes());
     }
+}
+
+#[test]
+fn what_a_later_daemon_without_the_disk_wrote_is_newer() {
+    for round in 0..8 {
+        let scratch = Scratch::new(&format!("newer{round}"));
+        let (disk, ram) = (("disk", Medium::Nvme), RAM[0]);
+        for (tier, text) in [(disk, "older"), (ram, "new")] {
+            let engine = scratch.engine(&[tier], Fsync::Memory);
+            write(&engine, &open_file(&engine, &scratch.below("a")), 0, text.as_bytes());
+        }
+        // Which number they have is chance; the second daemon has one file, and ends there.
+        let engine = scratch.engine(&[ram, disk], Fsync::Memory);
+        assert_eq!(lock(&engine.files).by_number.len(), 1, "one file");
+        drop(engine);
+        let recovered = drain(&scratch.engine(&[ram, disk], Fsync::Memory));
+        assert_eq!((recovered.files, recovered.stuck.len()), (1, 0), "{recovered:?}");
+        assert_eq!(fs::read(scratch.below("a")).expect("there"), b"newer");
+    }
+}
+
+#[test]
+fn a_recovery_whose_sync_fails_gives_nothing_up() {
+    let scratch = Scratch::new("unsynced");
+    let engine = scratch.engine(&RAM, Fsync::Memory);
+    write(&engine, &open_file(&engine, &scratch.below("a")), 0, b"bytes");
+    drop(engine);
+    let mut engine = open_to_recover(scratch.spec(&RAM, Fsync::Memory)).expect("tiers");
+    let flag = scratch.0.join("lost");
+    fs::write(&flag, "").expect("a file");
+    engine.faults = crate::faults::Faults::parse(&format!("lost={}", flag.display()));
+    let recovered = drain(&Arc::new(engine));
+    assert_eq!((recovered.files, recovered.stuck.len()), (0, 1), "{recovered:?}");
+    // The disk has nothing of it.
+    fs::write(scratch.below("a"), "").expect("there");
+    let engine = open_to_recover(scratch.spec(&RAM, Fsync::Memory)).expect("tiers");
+    assert_eq!(drain(&Arc::new(engine)).files, 1);
+    assert_eq!(fs::read(scratch.below("a")).expect("there"), b"bytes");
 }

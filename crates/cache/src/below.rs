@@ -35,7 +35,8 @@ pub(crate) struct Below {
     /// The mount that it is on.
     mount: u64,
     space: Mutex<Space>,
-    /// Whether the file system keeps what was written at this node until it is synced.
+    /// Whether each part is synced before it counts as drained: what such a file system keeps at
+    /// this node until then, others do not see.
     pub(crate) keeps_writes: bool,
 }
 

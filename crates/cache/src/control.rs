@@ -26,6 +26,8 @@ pub enum Ask {
     Drain,
     /// To drain, unmount and end.
     Stop,
+    /// The same, and to leave in the tiers what cannot be drained.
+    Leave,
 }
 
 /// How a daemon answers.
@@ -36,6 +38,8 @@ pub enum Answer {
     Status(Box<Status>),
     /// It is done.
     Done,
+    /// It has ended, and what could not be drained is left in the tiers.
+    Left(String),
     /// It could not be done.
     Failed(String),
 }
@@ -175,7 +179,7 @@ const PROMPT: Duration = Duration::from_secs(5);
 pub fn all() -> Vec<Result<Status, CacheError>> {
     let status = |under: PathBuf| match ask(&under, Ask::Status)? {
         Answer::Status(status) => Ok(*status),
-        Answer::Done | Answer::Failed(_) => {
+        Answer::Done | Answer::Left(_) | Answer::Failed(_) => {
             let why = "it did not answer the question".to_owned();
             Err(CacheError::Daemon { under, why })
         }

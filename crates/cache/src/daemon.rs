@@ -3,7 +3,7 @@
 use crate::CacheError;
 use crate::adopt::{self, Recovered};
 use crate::control::{self, Answer, Ask, SOCKET};
-use crate::engine::Engine;
+use crate::engine::{Engine, Unclaimed};
 use crate::faults::Faults;
 use crate::home;
 use crate::mount::Mount;
@@ -35,6 +35,15 @@ const DESCRIPTORS: u64 = 1 << 20;
 const TICK: Duration = Duration::from_millis(100);
 /// How long the answer to a stop may take after the unmount.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What of that which has no file below a recovery gives up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discard {
+    /// What surely has none any more.
+    Gone,
+    /// Also what cannot be found, or not be opened, or is damaged: a person has looked at it.
+    All,
+}
 
 /// What ends a daemon.
 #[derive(Debug)]
@@ -130,6 +139,7 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     if let Some(Event::Stop(mut stream)) = asked {
         let answer = match &result {
             Ok(()) => Answer::Done,
+            Err(CacheError::Left(what)) => Answer::Left(what.clone()),
             Err(error) => Answer::Failed(error.to_string()),
         };
         // It may have gone.
@@ -334,7 +344,7 @@ fn answer(engine: &Arc<Engine>, mut stream: UnixStream, events: &Sender<Event>) 
     let answer = match control::read_line::<Ask>(&stream) {
         Ok(Ask::Status) => Answer::Status(Box::new(engine.status())),
         Ok(Ask::Drain) => drained(engine),
-        Ok(Ask::Stop) => match stop(engine) {
+        Ok(ask @ (Ask::Stop | Ask::Leave)) => match stop(engine, ask == Ask::Leave) {
             Answer::Done => {
                 let _ = events.send(Event::Stop(stream));
                 return;
@@ -366,11 +376,12 @@ fn failures(failed: &[(String, io::Error)]) -> String {
     format!("not all could be drained, and stays in its tier: {}", said.join("; "))
 }
 
-/// Drains and unmounts; whatever fails, the cache goes on as before.
-fn stop(engine: &Arc<Engine>) -> Answer {
+/// Drains and unmounts; whatever fails, the cache goes on as before. With `leave`, what cannot be
+/// drained is no reason to.
+fn stop(engine: &Arc<Engine>, leave: bool) -> Answer {
     match drained(engine) {
-        Answer::Done => {}
-        failed => return failed,
+        Answer::Failed(why) if !leave => return Answer::Failed(why),
+        _ => {}
     }
     engine.stopping.store(true, Ordering::Relaxed);
     match unmount(&engine.spec.under, false) {
@@ -409,11 +420,15 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
 /// Writes below what a killed daemon held, or one on a node that was rebooted.
 ///
 /// `disks` are folders of tiers on local disks, which are known already if the node was not
-/// rebooted. With `discard`, what has no file below any more is given up, if nothing else is left.
+/// rebooted. What `discard` says is given up, if nothing else is left.
 ///
 /// # Errors
 /// If a daemon runs there, nothing is found, or not all could be written below.
-pub fn recover(under: &Path, disks: &[PathBuf], discard: bool) -> Result<Recovered, CacheError> {
+pub fn recover(
+    under: &Path,
+    disks: &[PathBuf],
+    discard: Option<Discard>,
+) -> Result<Recovered, CacheError> {
     let memory = memory_home(under);
     let _lock = home::take(&memory, under)?;
     clear_dead_mount(under)?;
@@ -425,10 +440,11 @@ pub fn recover(under: &Path, disks: &[PathBuf], discard: bool) -> Result<Recover
     let spec = home::with_disks(Spec { under: under.to_owned(), ..spec }, disks)?;
     let _locks = home::take_others(&spec)?;
     raise_limits(DESCRIPTORS);
-    let engine = Arc::new(adopt::open(spec)?);
+    let engine = Arc::new(adopt::open_to_recover(spec)?);
     let mut recovered = adopt::drain(&engine);
-    let gone = engine.unclaimed.iter().filter(|unclaimed| unclaimed.lost.gone).count();
-    if discard && recovered.stuck.len() == gone {
+    let given_up =
+        |lost: &&Unclaimed| discard.is_some_and(|what| what == Discard::All || lost.lost.gone);
+    if recovered.stuck.len() == engine.unclaimed.iter().filter(given_up).count() {
         recovered.discarded = std::mem::take(&mut recovered.stuck);
     }
     if recovered.stuck.is_empty() {

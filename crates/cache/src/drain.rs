@@ -9,11 +9,12 @@ use crate::file::{CachedFile, Handle, State, Trouble};
 use crate::journal::Record;
 use crate::spec::{Fsync, Medium};
 use crate::tier::lock;
-use rustix::fs::{Timespec, Timestamps};
+use rustix::fs::{OFlags, Timespec, Timestamps};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -29,6 +30,9 @@ const DISK_PART: u64 = 32 << 20;
 const RETRY: u64 = 2000;
 /// How long a drain thread sleeps where nothing tells it.
 const NAP: Duration = Duration::from_millis(50);
+
+/// Says what becomes of the word of a sync below: one is told once, and to many.
+type Told<'a> = dyn Fn(io::Result<()>) -> io::Result<()> + 'a;
 
 impl Engine {
     /// Drains as long as the engine runs: the work of a drain thread.
@@ -52,7 +56,13 @@ impl Engine {
             };
             drop(desk);
             let file = lock(&self.files).by_number.get(&number).cloned();
-            let free = file.filter(|file| file.lock().barriers == 0);
+            let free = file.filter(|file| {
+                let mut state = file.lock();
+                if state.barriers > 0 {
+                    state.drains_first();
+                }
+                state.barriers == 0
+            });
             let drained = free.map(|file| self.drain_part(&file, 0, &mut buffer));
             if !matches!(drained, Some(Ok(Some(_)))) {
                 // All of it is on its way, or failed, or somebody waits for that.
@@ -70,12 +80,11 @@ impl Engine {
         from: u64,
         buffer: &mut Vec<u8>,
     ) -> io::Result<Option<u64>> {
-        let mut state = file.lock();
-        while state.barriers > 0 {
-            state = file.wait(state);
-        }
+        let mut state = file.wait_for_barriers(file.lock());
         let disks = self.spec.tiers.iter().any(|tier| tier.medium == Medium::Nvme);
         let part = if disks || self.below.keeps_writes { DISK_PART } else { PART };
+        state.departs();
+        file.notify();
         let Some(flight) = state.extents.take(from, part, ALIGN) else { return Ok(None) };
         let (shadow, below) = (state.shadows[flight.tier].clone(), state.below.clone());
         self.counters.drains.fetch_add(1, Ordering::Relaxed);
@@ -226,22 +235,49 @@ impl Engine {
                 Some(trouble) => Err(io::Error::from_raw_os_error(trouble.errno)),
                 None => Ok(()),
             },
-            Fsync::Nvme if self.secure(handle)? => Ok(()),
-            Fsync::Nvme | Fsync::Drain => self.fsync_below(handle),
+            // The error of a sync is among what was lost, which each descriptor is told.
+            Fsync::Nvme | Fsync::Drain => self.persist(file, &handle.below, &|_| {
+                handle.untold_loss(&file.lock()).map_or(Ok(()), Err)
+            }),
         }
     }
 
-    /// Has the file system below have a file, and its disk.
-    pub(crate) fn fsync_below(self: &Arc<Engine>, handle: &Handle) -> io::Result<()> {
-        self.drain_file(&handle.file)?;
+    /// Has a file that takes another one's name be as durable as fsync would have it: after a power
+    /// cut, one of both is there.
+    ///
+    /// # Errors
+    /// If that cannot be; the other file should keep its name then.
+    pub(crate) fn persist_replacement(self: &Arc<Engine>, node: &OwnedFd) -> io::Result<()> {
+        let stat = below::stat(node)?;
+        if let Some(file) = self.known((stat.st_dev, stat.st_ino)) {
+            let state = file.lock();
+            let below = state.below.clone().filter(|_| !state.extents.is_clean());
+            drop(state);
+            if let Some(below) = below {
+                return self.persist(&file, &below, &|synced| synced);
+            }
+        }
+        // It was drained, or written below at once, a moment ago.
+        self.faults.sync(|| below::reopen(node, OFlags::RDONLY)?.sync_all())
+    }
+
+    /// Has the policy's disk have a file. `told` says what becomes of the word of a sync below.
+    fn persist(
+        self: &Arc<Engine>,
+        file: &Arc<CachedFile>,
+        opened: &Arc<File>,
+        told: &Told<'_>,
+    ) -> io::Result<()> {
+        if self.spec.fsync == Fsync::Nvme && self.secure(file, opened, told)? {
+            return Ok(());
+        }
+        self.drain_file(file)?;
         // What a local disk had and is older now must not come back over it.
         for tier in &self.tiers {
             tier.sync_cleans()?;
         }
-        let below = handle.file.lock().below.clone().unwrap_or_else(|| handle.below.clone());
-        // Its error is among what was lost.
-        let _ = self.sync_below(&handle.file, || below.sync_all());
-        handle.untold_loss(&handle.file.lock()).map_or(Ok(()), Err)
+        let below = file.lock().below.clone().unwrap_or_else(|| opened.clone());
+        told(self.sync_below(file, || below.sync_all()))
     }
 
     /// Syncs a file below. The kernel tells an error once, but all who have the file open must
@@ -261,8 +297,7 @@ impl Engine {
 
     /// Has a local disk, and that of the file system below, have all of a file. `false` if the
     /// local one has no room, or what was on its way below could not get there.
-    fn secure(&self, handle: &Handle) -> io::Result<bool> {
-        let file = &handle.file;
+    fn secure(&self, file: &CachedFile, opened: &Arc<File>, told: &Told<'_>) -> io::Result<bool> {
         let Some(disk) = self.tiers.iter().position(|tier| tier.is_durable()) else {
             return Ok(false);
         };
@@ -272,7 +307,7 @@ impl Engine {
         let (failed, below, shadow, last) = file.at_rest(&self.world, 0..u64::MAX, |state| {
             // It flew while the rest was moved, and is where it was.
             let elsewhere = state.extents.dirty().any(|(_, tier)| tier != disk);
-            let below = state.below.clone().unwrap_or_else(|| handle.below.clone());
+            let below = state.below.clone().unwrap_or_else(|| opened.clone());
             // What is written from now on is not of this sync.
             let shadow = state.shadows[disk].clone();
             (elsewhere && state.trouble.is_some(), below, shadow, self.last_record())
@@ -281,8 +316,7 @@ impl Engine {
             return Ok(false);
         }
         // What has landed, now or before the file was opened, is on no disk until that is synced.
-        let _ = self.sync_below(file, || below.sync_data());
-        handle.untold_loss(&file.lock()).map_or(Ok(()), Err)?;
+        told(self.sync_below(file, || below.sync_data()))?;
         if let Some(shadow) = shadow {
             shadow.sync_data()?;
             let _world = self.world.read();

@@ -354,7 +354,7 @@ impl Engine {
                 if state.shadows[index].is_none() {
                     continue;
                 }
-                if state.orphan {
+                if state.orphan && !(tier.is_durable() && state.gone_from.is_some()) {
                     records.push((self.next_record(), Record::Drop(file.number)));
                     continue;
                 }

@@ -30,8 +30,12 @@ impl Scratch {
 
     /// Opens an engine over what the one before has left.
     pub(crate) fn engine(&self, tiers: &[(&str, Medium)], fsync: Fsync) -> Arc<Engine> {
+        Arc::new(adopt::open(self.spec(tiers, fsync)).expect("tiers"))
+    }
+
+    pub(crate) fn spec(&self, tiers: &[(&str, Medium)], fsync: Fsync) -> Spec {
         let tiers = tiers.iter().map(|(name, medium)| self.tier(name, *medium)).collect();
-        let spec = Spec {
+        Spec {
             under: self.0.join("below"),
             tiers,
             fsync,
@@ -40,8 +44,7 @@ impl Scratch {
             per_user: None,
             host_free: 0,
             kernel_gathers: false,
-        };
-        Arc::new(adopt::open(spec).expect("tiers"))
+        }
     }
 
     pub(crate) fn below(&self, name: &str) -> PathBuf {
@@ -441,4 +444,60 @@ fn a_hole_is_where_neither_the_tiers_nor_the_file_below_have_data() {
     assert_eq!(seek(5, true), 5 * block);
     assert!(engine.seek(&file.file, &file.below, (blocks + 4) * block, true).is_err(), "no data");
     assert!(engine.seek(&file.file, &file.below, 1 << 40, false).is_err(), "it ends before");
+}
+
+#[test]
+fn somebody_who_changes_the_file_below_at_all_times_keeps_no_drain_from_it() {
+    let scratch = Scratch::new("always");
+    let engine = scratch.engine(&[RAM], Fsync::Memory);
+    let file = open(&engine, &scratch.below("a"));
+    write(&engine, &file, 0, b"bytes");
+    let (ended, (sender, drained)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+    // One waits for the other: there is a barrier at each moment.
+    let change = || {
+        let (file, ended) = (file.file.clone(), ended.clone());
+        std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                let _alone = file.alone(8192..12288);
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        })
+    };
+    let changing = [change(), change(), change()];
+    while file.file.lock().barriers == 0 {
+        std::thread::yield_now();
+    }
+    let own = engine.clone();
+    let drain = std::thread::spawn(move || sender.send(own.drain_all().is_ok()).expect("a test"));
+    let result = drained.recv_timeout(std::time::Duration::from_secs(30));
+    ended.store(true, Ordering::Relaxed);
+    for thread in changing.into_iter().chain([drain]) {
+        thread.join().expect("it ends");
+    }
+    assert_eq!(result, Ok(true), "the others always go first");
+    assert_eq!(fs::read(scratch.below("a")).expect("a"), b"bytes");
+}
+
+#[test]
+fn a_local_disk_keeps_a_removed_file_until_the_disk_below_knows() {
+    let scratch = Scratch::new("removed");
+    let engine = scratch.engine(&[DISK], Fsync::Nvme);
+    let handle = open(&engine, &scratch.below("a"));
+    write(&engine, &handle, 0, b"bytes");
+    engine.fsync(&handle).expect("on the disk");
+    let home = crate::spec::home_in(&scratch.0.join(DISK.0), &scratch.0.join("below"));
+    let held = || {
+        let journal = fs::read(home.join("tier/journal")).expect("a journal");
+        crate::journal::replay(&journal, true).expect("of this version").files.len()
+    };
+    fs::remove_file(scratch.below("a")).expect("removed");
+    engine.name_is_gone(handle.file.key, &Arc::new(engine.below.root.try_clone().expect("open")));
+    assert_eq!(held(), 1, "after a power cut the name may be there again");
+    engine.rewrite_journals().expect("journals");
+    assert_eq!(held(), 1, "after a power cut the name may be there again");
+    engine.let_go(&handle.file);
+    while engine.pool.len() > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(held(), 0, "it takes the disk's room");
 }

@@ -9,7 +9,10 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
+
+/// So long a drain that found barriers goes before further ones; it says so again before that.
+const WAY: Duration = Duration::from_millis(100);
 
 /// A file below: its device and number.
 pub(crate) type Key = (u64, u64);
@@ -37,6 +40,8 @@ pub(crate) struct State {
     pub(crate) barriers: u32,
     /// Whether somebody changes the file below, and nobody else may write it here or there.
     pub(crate) alone: bool,
+    /// Until then no further barrier is set up: a drain waits for those that are there.
+    drains_first: Option<Instant>,
     /// Space that is promised to it below.
     pub(crate) promised: u64,
     /// Of how many parts it is, as its user's limit knows.
@@ -49,8 +54,26 @@ pub(crate) struct State {
     pub(crate) writers: u32,
     /// Whether no name leads to it any more.
     pub(crate) orphan: bool,
+    /// The folder below that had the last one, and whose disk may not know: until it does, a local
+    /// disk keeps what it has.
+    pub(crate) gone_from: Option<Arc<OwnedFd>>,
     /// What the file system below has lost after it had taken it, as a sync there told once.
     pub(crate) lost: Option<Trouble>,
+}
+
+impl State {
+    /// Has a drain that found barriers go before further ones, for a while.
+    ///
+    /// Otherwise somebody with two writes or more on their way below at all times would keep the
+    /// file's other bytes from being drained.
+    pub(crate) fn drains_first(&mut self) {
+        self.drains_first = Some(Instant::now() + WAY);
+    }
+
+    /// Notes that a part departs.
+    pub(crate) fn departs(&mut self) {
+        self.drains_first = None;
+    }
 }
 
 /// One file of the cache.
@@ -92,6 +115,35 @@ impl CachedFile {
         self.landed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until no barrier is there, and no further one goes before the caller.
+    pub(crate) fn wait_for_barriers<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        while state.barriers > 0 {
+            state.drains_first();
+            let woken = self.landed.wait_timeout(state, WAY / 2);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    /// Sets up a barrier: nothing departs until it is gone. A drain that waits goes before.
+    fn set_barrier(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while let Some(until) = state.drains_first {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                state.drains_first = None;
+                break;
+            }
+            let woken = self.landed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.barriers += 1;
+        state
+    }
+
     /// Tells those who wait.
     pub(crate) fn notify(&self) {
         self.landed.notify_all();
@@ -106,8 +158,7 @@ impl CachedFile {
         range: Range<u64>,
         work: impl FnOnce(&mut State) -> R,
     ) -> R {
-        let mut state = self.lock();
-        state.barriers += 1;
+        let mut state = self.set_barrier();
         while state.alone || state.extents.flies(range.clone()) {
             state = self.wait(state);
         }
@@ -125,8 +176,7 @@ impl CachedFile {
     /// until the end of what it returns. That may take as long as the file system below does: the
     /// state is not locked, so that others can ask for it.
     pub(crate) fn alone(self: &Arc<CachedFile>, range: Range<u64>) -> Alone {
-        let mut state = self.lock();
-        state.barriers += 1;
+        let mut state = self.set_barrier();
         while state.alone || state.extents.flies(range.clone()) {
             state = self.wait(state);
         }

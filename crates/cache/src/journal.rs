@@ -237,14 +237,71 @@ pub struct Held {
     pub identity: Identity,
     /// The parts, and the tier that has each.
     pub parts: RangeMap<TierIndex>,
+    /// Tiers where it has another number, of a daemon that did not know of the one above.
+    pub others: Vec<(TierIndex, u64)>,
+}
+
+/// Writes of one file: each one's number, its tier, and what it wrote.
+type Writes = Vec<(u64, TierIndex, Range<u64>)>;
+
+/// What the journals say of one number.
+#[derive(Debug)]
+struct Numbered {
+    file: u64,
+    identity: Identity,
+    writes: Writes,
+    others: Vec<(TierIndex, u64)>,
+}
+
+impl Numbered {
+    fn last(&self) -> u64 {
+        self.writes.iter().map(|(number, ..)| *number).max().unwrap_or(0)
+    }
+
+    /// Returns whether another number, of another daemon, is for the same file below.
+    fn is_same(&self, other: &Numbered) -> bool {
+        let (one, two) = (&self.identity, &other.identity);
+        // Where it is not known when it was made, another file may have got its place.
+        let same = one.birth != 0
+            && (one.device, one.inode, one.birth) == (two.device, two.inode, two.birth);
+        let here: HashSet<_> = self.writes.iter().map(|(_, tier, _)| *tier).collect();
+        // One tier has one number for it, and one shadow.
+        same && !other.writes.iter().any(|(_, tier, _)| here.contains(tier))
+    }
+
+    /// Takes over what an older number has.
+    fn join(&mut self, older: Numbered) {
+        let tiers: HashSet<_> = older.writes.iter().map(|(_, tier, _)| *tier).collect();
+        let known: HashSet<_> = older.others.iter().map(|(tier, _)| *tier).collect();
+        self.others.extend(tiers.difference(&known).map(|tier| (*tier, older.file)));
+        self.others.extend(older.others);
+        self.writes.extend(older.writes);
+    }
+}
+
+/// Joins the numbers that daemons which did not know of each other's tiers gave to one file.
+fn join(mut all: Vec<Numbered>) -> Vec<Numbered> {
+    all.sort_by_key(|file| std::cmp::Reverse(file.last()));
+    let mut joined: Vec<Numbered> = Vec::new();
+    let mut places: HashMap<(u64, u64, u64), usize> = HashMap::new();
+    for file in all {
+        let key = (file.identity.device, file.identity.inode, file.identity.birth);
+        match places.get(&key).and_then(|place| joined.get_mut(*place)) {
+            Some(newer) if newer.is_same(&file) => newer.join(file),
+            _ => {
+                places.insert(key, joined.len());
+                joined.push(file);
+            }
+        }
+    }
+    joined
 }
 
 /// Merges what the tiers' journals say: where two tiers hold a part, the later write counts.
 ///
 /// A file whose number is another's in another journal has no name then: which one's bytes are
-/// whose is for a person to see.
+/// whose is for a person to see. Several numbers of one file become that of its last write.
 pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
-    type Writes = Vec<(u64, TierIndex, Range<u64>)>;
     let mut files: HashMap<u64, (Option<Identity>, Writes)> = HashMap::new();
     let mut mixed = HashSet::new();
     for (tier, replay) in replays.into_iter().enumerate() {
@@ -262,16 +319,19 @@ pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
             parts.extend(found.parts.iter().map(|(range, number)| (number, tier, range)));
         }
     }
-    let mut held: Vec<Held> = files
-        .into_iter()
-        .map(|(file, (identity, mut writes))| {
-            let identity = identity.filter(|_| !mixed.contains(&file));
+    let all = files.into_iter().map(|(file, (identity, writes))| {
+        let identity = identity.filter(|_| !mixed.contains(&file)).unwrap_or_default();
+        Numbered { file, identity, writes, others: Vec::new() }
+    });
+    let all = join(all.collect()).into_iter();
+    let mut held: Vec<Held> = all
+        .map(|Numbered { file, identity, mut writes, others }| {
             writes.sort_by_key(|(number, ..)| *number);
             let mut parts = RangeMap::default();
             for (_, tier, range) in writes {
                 parts.insert(range, tier);
             }
-            Held { file, identity: identity.unwrap_or_default(), parts }
+            Held { file, identity, parts, others }
         })
         .collect();
     held.sort_by_key(|held| held.file);

@@ -4,8 +4,8 @@ use crate::below;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::file::Handle;
-use crate::names::{self, Changes, Folder};
-use crate::nodes::{Node, Nodes};
+use crate::names::{self, Changes, Folder, Rename};
+use crate::nodes::Nodes;
 use crate::open::Opening;
 use crate::tier::lock;
 use crate::write::Write;
@@ -116,28 +116,6 @@ impl Mount {
     ) {
         let engine = self.engine.clone();
         self.engine.pool.run(user, move || answer(reply, work(&engine)));
-    }
-}
-
-impl Engine {
-    /// Ends a file at `size`.
-    fn resize(
-        self: &Arc<Engine>,
-        caller: Caller,
-        node: &Node,
-        size: u64,
-        handle: Option<Arc<Handle>>,
-    ) -> io::Result<()> {
-        let file = self.file(&node.fd)?;
-        let result = match handle {
-            Some(handle) => self.truncate(&file, caller, &handle.below, size),
-            None => caller
-                .run(|| below::reopen(&node.fd, rustix::fs::OFlags::WRONLY))
-                .and_then(|below| self.truncate(&file, caller, &below, size)),
-        };
-        self.let_go(&file);
-        self.serve_waiting();
-        result
     }
 }
 
@@ -305,7 +283,19 @@ impl Filesystem for Mount {
         reply: ReplyEmpty,
     ) {
         let (from, to) = ((parent.0, name), (newparent.0, newname));
-        answer(reply, self.rename_to(caller(req), from, to, flags));
+        let rename = match Rename::new(&self.nodes, from, to, flags) {
+            Ok(rename) => rename,
+            Err(error) => return reply.error(error.into()),
+        };
+        let caller = caller(req);
+        let engine = &self.engine;
+        match rename.replacement().filter(|_| engine.spec.fsync != crate::spec::Fsync::Memory) {
+            None => answer(reply, engine.rename(caller, &rename)),
+            Some(node) => self.aside(caller.user, reply, move |engine| {
+                engine.persist_replacement(&node)?;
+                engine.rename(caller, &rename)
+            }),
+        }
     }
 
     fn link(&self, req: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

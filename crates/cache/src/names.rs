@@ -7,15 +7,19 @@ use crate::engine::{Engine, identity};
 use crate::file::{CachedFile, Key, State};
 use crate::journal::Record;
 use crate::mount::Mount;
-use crate::nodes::Node;
+use crate::nodes::{Node, Nodes};
 use crate::tier::lock;
 use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// After so long, kernels have had the disk have what was written.
+const SETTLED: Duration = Duration::from_secs(120);
 
 /// What setattr changes beside the size.
 #[derive(Debug, Default)]
@@ -242,28 +246,8 @@ impl Mount {
         let key = rustix::fs::statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         caller.run(|| Ok(rustix::fs::unlinkat(&parent.fd, name, flags)?))?;
         if let Ok(stat) = key {
-            self.engine.name_is_gone(key_of(&stat));
+            self.engine.name_is_gone(key_of(&stat), &parent.fd);
         }
-        Ok(())
-    }
-
-    pub(crate) fn rename_to(
-        &self,
-        caller: Caller,
-        (parent, name): (u64, &OsStr),
-        (new_parent, new_name): (u64, &OsStr),
-        flags: RenameFlags,
-    ) -> io::Result<()> {
-        let (from, to) = (self.nodes.get(parent)?, self.nodes.get(new_parent)?);
-        let replaced = rustix::fs::statat(&to.fd, new_name, AtFlags::SYMLINK_NOFOLLOW);
-        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
-        caller.run(|| Ok(rustix::fs::renameat_with(&from.fd, name, &to.fd, new_name, flags)?))?;
-        if let Ok(stat) = replaced {
-            self.engine.name_is_gone(key_of(&stat));
-        }
-        let moved = rustix::fs::statat(&to.fd, new_name, AtFlags::SYMLINK_NOFOLLOW);
-        let exchanged = rustix::fs::statat(&from.fd, name, AtFlags::SYMLINK_NOFOLLOW);
-        self.engine.names_changed(&[moved.ok(), exchanged.ok()]);
         Ok(())
     }
 
@@ -293,9 +277,69 @@ impl Mount {
     }
 }
 
+/// A name that becomes another one.
+#[derive(Debug)]
+pub(crate) struct Rename {
+    from: (Arc<Node>, OsString),
+    to: (Arc<Node>, OsString),
+    flags: RenameFlags,
+}
+
+impl Rename {
+    pub(crate) fn new(
+        nodes: &Nodes,
+        (parent, name): (u64, &OsStr),
+        (new_parent, new_name): (u64, &OsStr),
+        flags: RenameFlags,
+    ) -> io::Result<Rename> {
+        let from = (nodes.get(parent)?, name.to_owned());
+        let to = (nodes.get(new_parent)?, new_name.to_owned());
+        Ok(Rename { from, to, flags })
+    }
+
+    /// Returns the file that takes the name of another one, which is gone then; `None` if it takes
+    /// none, or is as it was for a while.
+    pub(crate) fn replacement(&self) -> Option<OwnedFd> {
+        if self.flags.contains(RenameFlags::RENAME_NOREPLACE) {
+            return None;
+        }
+        let file = |(folder, name): &(Arc<Node>, OsString)| {
+            let stat = rustix::fs::statat(&folder.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            (kind(stat.st_mode) == FileType::RegularFile).then_some(stat)
+        };
+        let (renamed, replaced) = (file(&self.from)?, file(&self.to)?);
+        let changed = time(renamed.st_ctime, renamed.st_ctime_nsec);
+        let settled = changed.elapsed().is_ok_and(|since| since > SETTLED);
+        if key_of(&renamed) == key_of(&replaced) || (renamed.st_size > 0 && settled) {
+            return None;
+        }
+        below::path_descriptor(&self.from.0.fd, &self.from.1).ok()
+    }
+}
+
 impl Engine {
-    /// Drops what is held of a file if its last name is gone and nobody has it open.
-    fn name_is_gone(self: &Arc<Engine>, key: Key) {
+    /// Renames, with the caller's rights.
+    pub(crate) fn rename(
+        self: &Arc<Engine>,
+        caller: Caller,
+        Rename { from: (from, name), to: (to, new_name), flags, .. }: &Rename,
+    ) -> io::Result<()> {
+        let replaced = rustix::fs::statat(&to.fd, new_name, AtFlags::SYMLINK_NOFOLLOW);
+        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+        caller.run(|| Ok(rustix::fs::renameat_with(&from.fd, name, &to.fd, new_name, flags)?))?;
+        if let Ok(stat) = replaced {
+            self.name_is_gone(key_of(&stat), &to.fd);
+        }
+        let moved = rustix::fs::statat(&to.fd, new_name, AtFlags::SYMLINK_NOFOLLOW);
+        let exchanged = rustix::fs::statat(&from.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        self.names_changed(&[moved.ok(), exchanged.ok()]);
+        Ok(())
+    }
+
+    /// Drops what is held of a file if its last name, in `folder`, is gone and nobody has it open.
+    ///
+    /// What a local disk has of it goes later: after a power cut, the name may be there again.
+    pub(crate) fn name_is_gone(self: &Arc<Engine>, key: Key, folder: &Arc<OwnedFd>) {
         let Some(file) = self.known(key) else { return };
         if !below::stat(&file.node).is_ok_and(|stat| stat.st_nlink == 0) {
             return;
@@ -304,8 +348,12 @@ impl Engine {
             let _world = self.world.read();
             let mut state = file.lock();
             state.orphan = true;
+            let (durable, memory): (Vec<_>, Vec<_>) = (0..self.tiers.len())
+                .filter(|tier| state.shadows[*tier].is_some())
+                .partition(|tier| self.tiers[*tier].is_durable());
+            state.gone_from = (!durable.is_empty()).then(|| folder.clone());
             // A daemon that is killed from now on leaves nothing of it to recover.
-            for tier in (0..self.tiers.len()).filter(|tier| state.shadows[*tier].is_some()) {
+            for tier in memory {
                 self.note_freed(tier, &Record::Drop(file.number));
             }
             !file.is_open()

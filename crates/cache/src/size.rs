@@ -1,16 +1,38 @@
 //! A file's size and holes: truncate, fallocate, and lseek to data and holes.
 
+use crate::below;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::extents::{Flight, Freed};
-use crate::file::CachedFile;
+use crate::file::{CachedFile, Handle};
 use crate::journal::Record;
-use rustix::fs::{FallocateFlags, SeekFrom};
+use crate::nodes::Node;
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
 impl Engine {
+    /// Ends what a node stands for at `size`; `handle` has it open, if that is known.
+    pub(crate) fn resize(
+        self: &Arc<Engine>,
+        caller: Caller,
+        node: &Node,
+        size: u64,
+        handle: Option<Arc<Handle>>,
+    ) -> io::Result<()> {
+        let file = self.file(&node.fd)?;
+        let result = match handle {
+            Some(handle) => self.truncate(&file, caller, &handle.below, size),
+            None => caller
+                .run(|| below::reopen(&node.fd, OFlags::WRONLY))
+                .and_then(|below| self.truncate(&file, caller, &below, size)),
+        };
+        self.let_go(&file);
+        self.serve_waiting();
+        result
+    }
+
     /// Ends a file at `size`, here and, with the caller's rights, below.
     pub(crate) fn truncate(
         &self,
@@ -45,6 +67,10 @@ impl Engine {
 
     /// Forgets a file that no name leads to and nobody has open.
     pub(crate) fn discard(self: &Arc<Engine>, file: &CachedFile) {
+        if self.forget_name(file).is_err() {
+            // It is drained then, and is what it was if its name comes back.
+            return;
+        }
         file.at_rest(&self.world, 0..u64::MAX, |state| {
             // It may have been opened anew by way of /proc; its last close comes here again.
             if file.is_open() {
@@ -56,6 +82,19 @@ impl Engine {
         });
         self.forget_if_done(file);
         self.serve_waiting();
+    }
+
+    /// Has the disk below know that a file's last name is gone, and then what a local disk has.
+    fn forget_name(&self, file: &CachedFile) -> io::Result<()> {
+        let Some(folder) = file.lock().gone_from.clone() else { return Ok(()) };
+        below::reopen(&folder, OFlags::RDONLY | OFlags::DIRECTORY)?.sync_all()?;
+        let _world = self.world.read();
+        let mut state = file.lock();
+        state.gone_from = None;
+        for tier in (0..self.tiers.len()).filter(|tier| state.shadows[*tier].is_some()) {
+            self.note_freed(tier, &Record::Drop(file.number));
+        }
+        Ok(())
     }
 
     /// Reserves space, or makes holes, with the caller's rights.

@@ -201,6 +201,18 @@ impl Tier {
         Ok(File::from(rustix::fs::open(self.shadow_path(file), flags, mode)?))
     }
 
+    /// Gives the shadow of a file the number `to` as well; the first one stays until the journal
+    /// says so.
+    pub(crate) fn join(&self, from: u64, to: u64) -> io::Result<()> {
+        let (from, to) = (self.shadow_path(from), self.shadow_path(to));
+        // A daemon that was killed before its journal said so may have left it.
+        match fs::remove_file(&to) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::hard_link(from, to)
+    }
+
     /// Removes the shadow of a file.
     pub(crate) fn remove_shadow(&self, file: u64) {
         // A shadow that stays is removed when the next daemon starts.

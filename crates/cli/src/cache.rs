@@ -5,7 +5,7 @@ use crate::output::{self, BAD, DIM, PLAIN, Table};
 use crate::size::Size;
 use clap::{Args, Subcommand, ValueEnum};
 use kedge_cache::control::{self, Answer, Ask, Status};
-use kedge_cache::daemon;
+use kedge_cache::daemon::{self, Discard};
 use kedge_cache::spec::{self, Fsync, Spec, TierSpec};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ enum What {
     /// Write below all that the cache holds, and wait for it
     Drain(FolderArgs),
     /// Drain, unmount and end
-    Stop(FolderArgs),
+    Stop(StopArgs),
     /// Write below what a killed daemon held, without starting another
     Recover(RecoverArgs),
 }
@@ -119,6 +119,15 @@ struct FolderArgs {
 }
 
 #[derive(Debug, Args)]
+struct StopArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+    /// End also if not all can be drained: that stays in its tier for `kedge cache recover`
+    #[arg(long)]
+    leave: bool,
+}
+
+#[derive(Debug, Args)]
 struct RecoverArgs {
     /// The folder that was cached
     #[arg(long, value_name = "DIR")]
@@ -126,9 +135,11 @@ struct RecoverArgs {
     /// The folder of a tier on a local disk; needed after a reboot
     #[arg(long, value_name = "DIR")]
     disk: Vec<PathBuf>,
-    /// Give up data whose file is not below any more, once all the rest is written
-    #[arg(long)]
-    discard: bool,
+    /// Give up data whose file is not below any more, once all the rest is written; with `=all`
+    /// also that of files which cannot be found or opened, or whose tier lacks a part
+    #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true,
+        default_missing_value = "gone")]
+    discard: Option<GiveUp>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -145,6 +156,12 @@ enum Policy {
 enum Close {
     Drain,
     Memory,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum GiveUp {
+    Gone,
+    All,
 }
 
 /// A tier as it is written on the command line.
@@ -174,7 +191,9 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
         What::Start(args) => start(args),
         What::Status(args) => status(args),
         What::Drain(args) => order(args, Ask::Drain, "drained"),
-        What::Stop(args) => order(args, Ask::Stop, "stopped"),
+        What::Stop(args) => {
+            order(&args.folder, if args.leave { Ask::Leave } else { Ask::Stop }, "stopped")
+        }
         What::Recover(args) => recover(args),
     }
 }
@@ -245,10 +264,19 @@ fn ask(under: &Path, what: Ask) -> Result<Answer, Failure> {
 }
 
 fn order(args: &FolderArgs, what: Ask, done: &str) -> Result<(), Failure> {
-    ask(&args.under, what)?;
+    let left = match ask(&args.under, what)? {
+        Answer::Left(left) if what == Ask::Leave => Some(left),
+        Answer::Left(left) => return Err(Failure::new(left)),
+        _ => None,
+    };
     match args.json {
-        true => output::json(&serde_json::json!({ done: true }))?,
-        false => output::tell(done),
+        true => output::json(&serde_json::json!({ done: true, "left": left }))?,
+        false => {
+            output::tell(done);
+            if let Some(left) = left {
+                output::tell(&output::harmless(&left));
+            }
+        }
     }
     Ok(())
 }
@@ -329,7 +357,11 @@ fn told(status: &Status) -> String {
 
 fn recover(args: &RecoverArgs) -> Result<(), Failure> {
     let disks: Result<Vec<_>, _> = args.disk.iter().map(std::path::absolute).collect();
-    let recovered = daemon::recover(&spec::full_path(&args.under)?, &disks?, args.discard)?;
+    let discard = args.discard.map(|what| match what {
+        GiveUp::Gone => Discard::Gone,
+        GiveUp::All => Discard::All,
+    });
+    let recovered = daemon::recover(&spec::full_path(&args.under)?, &disks?, discard)?;
     if args.json {
         output::json(&recovered)?;
     } else {
