@@ -84,8 +84,8 @@ pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
     Ok(engine)
 }
 
-/// The same for a recovery: nobody may come after it, and so no tier gives up what a disk below does
-/// not have.
+/// The same for a recovery: nobody may come after it, and so no tier gives up what a disk below
+/// does not have.
 pub(crate) fn open_to_recover(spec: Spec) -> Result<Engine, CacheError> {
     let mut engine = open(spec)?;
     engine.below.keeps_writes = true;
