@@ -27,34 +27,68 @@ __global__ void count()
     counted += 1;
 }
 
-// A copy that is not asynchronous comes after all work of both devices, whichever is current.
-void serialized(int *a, int *b)
+// What a copy that is not asynchronous waits for, whichever device is current: the streams of both
+// devices that block, and no other.
+void ordered(int *a, int *b)
 {
-    const int devices[] = {1, 0};
-    for (int device : devices) {
-        int *at = device ? b : a, *other = device ? a : b, got = 0;
+    for (int turn = 0; turn < 16; turn++) {
+        const int source = turn & 1, busy = turn >> 1 & 1, current = turn >> 2 & 1;
+        const bool shaped = turn >> 3 & 1;
+        int *from = source ? b : a, *to = source ? a : b, *late_at = busy ? b : a, got = 0;
         cudaStream_t stream;
-        CUDA(cudaSetDevice(device));
-        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        CUDA(cudaMemset(at, 0, 4));
-        CUDA(cudaDeviceSynchronize());
-        late<<<1, 1, 0, stream>>>(at);
-        CUDA(cudaSetDevice(!device));
-        if (device) {
-            CUDA(cudaMemcpyPeer(other, !device, at, device, 4));
+        for (int device : {0, 1}) {
+            CUDA(cudaSetDevice(device));
+            CUDA(cudaMemset(device ? b : a, 0, 4));
+            CUDA(cudaDeviceSynchronize());
+        }
+        CUDA(cudaSetDevice(busy));
+        CUDA(cudaStreamCreate(&stream));
+        late<<<1, 1, 0, stream>>>(late_at);
+        CUDA(cudaSetDevice(current));
+        if (!shaped) {
+            CUDA(cudaMemcpyPeer(to, !source, from, source, 4));
         } else {
             cudaMemcpy3DPeerParms plane = {};
-            plane.srcPtr = make_cudaPitchedPtr(at, 4, 1, 1);
-            plane.dstPtr = make_cudaPitchedPtr(other, 4, 1, 1);
-            plane.srcDevice = device;
-            plane.dstDevice = !device;
+            plane.srcPtr = make_cudaPitchedPtr(from, 4, 1, 1);
+            plane.dstPtr = make_cudaPitchedPtr(to, 4, 1, 1);
+            plane.srcDevice = source;
+            plane.dstDevice = !source;
             plane.extent = make_cudaExtent(4, 1, 1);
             CUDA(cudaMemcpy3DPeer(&plane));
         }
-        CUDA(cudaMemcpy(&got, other, 4, cudaMemcpyDeviceToHost));
-        REQUIRE(got == 1);
+        CUDA(cudaMemcpy(&got, to, 4, cudaMemcpyDeviceToHost));
+        // What the kernel has written came before: at the source it is copied, else overwritten.
+        REQUIRE(got == (busy == source));
+        CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpy(&got, late_at, 4, cudaMemcpyDeviceToHost));
+        REQUIRE(got == (busy == source));
         CUDA(cudaStreamDestroy(stream));
     }
+}
+
+__global__ void spin(volatile int *gate)
+{
+    while (*gate == 0) {}
+}
+
+// A stream that does not block holds up no copy, even if it never ends.
+void beside(int *a, int *b)
+{
+    volatile int *gate;
+    cudaStream_t stream;
+    CUDA(cudaHostAlloc((void **)&gate, 64, cudaHostAllocMapped));
+    *gate = 0;
+    CUDA(cudaSetDevice(1));
+    PRELOAD(spin);
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    spin<<<1, 1, 0, stream>>>(gate);
+    CUDA(cudaMemcpyPeer(a, 0, b, 1, 4));
+    CUDA(cudaMemcpyPeer(b, 1, a, 0, 4));
+    EXPECT(cudaErrorNotReady, cudaStreamQuery(stream));
+    *gate = 1;
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaFreeHost((void *)gate));
 }
 
 int main()
@@ -107,7 +141,9 @@ int main()
         REQUIRE(times == !device);
     }
     CUDA(cudaSetDevice(1));
-    serialized(a, b);
+    ordered(a, b);
+    beside(a, b);
+    CUDA(cudaSetDevice(1));
     if (!can) CUDA(cudaFree(other));
     CUDA(cudaFree(b));
     CUDA(cudaFree(a));

@@ -3,7 +3,7 @@
 use super::current::{pop, push};
 use super::{CONTEXTS, Context, by_handle, by_handle_or_current};
 use super::{current, current_or_dead, replace_current, with_current};
-use crate::{entry, ffi, session};
+use crate::{entry, ffi, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUdevice};
 use kedge_protocol::Call;
@@ -193,22 +193,16 @@ pub(super) fn synchronize(ctx: &Context) -> Result<(), CuError> {
     result
 }
 
-/// Waits for all work of the current context and of others, as copies between devices do.
+/// Waits as a copy between the devices of two contexts does: as both legacy streams would, and for
+/// no stream that does not block, whichever context is current (driver 580 on two H200s).
 ///
 /// # Errors
 /// `INVALID_CONTEXT` for what is none, and what has broken one of them.
-pub(crate) fn synchronize_with(others: [CUcontext; 2]) -> Result<(), CuError> {
-    let mine = current()?;
-    synchronize(&mine)?;
-    let mut waited = vec![mine.id()];
-    for other in others {
-        let ctx = by_handle_or_current(other)?;
-        if !waited.contains(&ctx.id()) {
-            synchronize(&ctx)?;
-            waited.push(ctx.id());
-        }
-    }
-    Ok(())
+pub(crate) fn wait_for_both(contexts: [CUcontext; 2]) -> Result<(), CuError> {
+    let [first, second] = contexts.map(by_handle_or_current);
+    let (first, second) = (first?, second?);
+    stream::wait_legacy(&first)?;
+    if second.id() != first.id() { stream::wait_legacy(&second) } else { Ok(()) }
 }
 
 pub(crate) unsafe fn cuCtxSynchronize() -> Result<(), CuError> {

@@ -3,7 +3,7 @@
 use super::array;
 use super::place::{Shape, Side, locate, locate_on_device};
 use super::transfer::{Finish, run};
-use crate::context::synchronize_with;
+use crate::context::wait_for_both;
 use crate::entry::default_stream;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUcontext, CUdeviceptr, CUstream};
@@ -124,8 +124,8 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     unsafe { copy(End::Device(dst), End::Device(src), count, stream, Finish::Async) }
 }
 
-/// Is serialized with all work of the three contexts. On which devices the addresses lie they say
-/// themselves.
+/// Comes after what the default streams of both contexts wait for. On which devices the addresses
+/// lie they say themselves.
 pub(crate) unsafe fn cuMemcpyPeer(
     dst: CUdeviceptr,
     dst_context: CUcontext,
@@ -133,7 +133,7 @@ pub(crate) unsafe fn cuMemcpyPeer(
     src_context: CUcontext,
     count: usize,
 ) -> Result<(), CuError> {
-    synchronize_with([dst_context, src_context])?;
+    wait_for_both([dst_context, src_context])?;
     // SAFETY: as the caller promised.
     unsafe { cuMemcpyDtoD_v2(dst, src, count) }
 }

@@ -3,7 +3,7 @@
 use super::place::{Shape, Side, locate, locate_on_device};
 use super::transfer::{Finish, run};
 use super::{array, read};
-use crate::context::synchronize_with;
+use crate::context::wait_for_both;
 use crate::entry::default_stream;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUstream};
@@ -195,12 +195,12 @@ pub(crate) unsafe fn cuMemcpy3DAsync_v2(
     unsafe { copy_3d(copy, stream, Finish::Async) }
 }
 
-/// Is serialized with all work of the three contexts. On which devices the addresses lie they say
-/// themselves.
+/// Comes after what the default streams of both contexts wait for. On which devices the addresses
+/// lie they say themselves.
 pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const CUDA_MEMCPY3D_PEER) -> Result<(), CuError> {
     // SAFETY: as the caller promised.
     let told = unsafe { read(copy)? };
-    synchronize_with([told.dstContext, told.srcContext])?;
+    wait_for_both([told.dstContext, told.srcContext])?;
     // SAFETY: as the caller promised.
     unsafe { copy_3d(copy, default_stream(), Finish::Sync) }
 }

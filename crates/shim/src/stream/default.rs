@@ -42,13 +42,18 @@ static OWN: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
 /// The current context's legacy stream.
 #[inline]
 pub(super) fn legacy() -> Result<Arc<Stream>, CuError> {
-    with_defaults(|defaults| Ok(defaults.legacy.clone()))
+    legacy_of(&*context::current()?)
+}
+
+/// The legacy stream of any context.
+pub(super) fn legacy_of(context: &context::Context) -> Result<Arc<Stream>, CuError> {
+    with_defaults(context, |defaults| Ok(defaults.legacy.clone()))
 }
 
 /// The calling thread's default stream in the current context.
 #[inline]
 pub(super) fn per_thread() -> Result<Arc<Stream>, CuError> {
-    with_defaults(|defaults| {
+    with_defaults(&*context::current()?, |defaults| {
         if let Some(own) = &defaults.own {
             return Ok(own.0.clone());
         }
@@ -58,8 +63,10 @@ pub(super) fn per_thread() -> Result<Arc<Stream>, CuError> {
     })
 }
 
-fn with_defaults<T>(f: impl FnOnce(&mut Defaults) -> Result<T, CuError>) -> Result<T, CuError> {
-    let context = context::current()?;
+fn with_defaults<T>(
+    context: &context::Context,
+    f: impl FnOnce(&mut Defaults) -> Result<T, CuError>,
+) -> Result<T, CuError> {
     let ctx = context.id();
     let reach = |defaults: &RefCell<Vec<Defaults>>| {
         let mut all = defaults.borrow_mut();
@@ -68,7 +75,7 @@ fn with_defaults<T>(f: impl FnOnce(&mut Defaults) -> Result<T, CuError>) -> Resu
             Some(at) => all.swap(0, at),
             None => {
                 all.retain(|d| !d.legacy.gone.load(Ordering::Acquire));
-                let legacy = Arc::new(default_stream(&context, CUstream::LEGACY));
+                let legacy = Arc::new(default_stream(context, CUstream::LEGACY));
                 remember(&legacy);
                 all.insert(0, Defaults { ctx, legacy, own: None });
             }

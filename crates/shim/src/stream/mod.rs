@@ -17,6 +17,7 @@ pub(crate) use mem_op::*;
 pub(crate) use output::flush_output;
 
 use crate::capture::{self, Member};
+use crate::context::Context;
 use crate::graph::Payload;
 use crate::handle::{Kind, Table};
 use crate::{callback, memory, session};
@@ -180,6 +181,14 @@ pub(crate) fn resolve(stream: CUstream) -> Result<StreamId, CuError> {
 pub(crate) fn wait(stream: CUstream) -> Result<(), CuError> {
     callback::check_not_inside()?;
     let stream = find(stream)?;
+    capture::check_wait(&stream)?;
+    stream.synchronize()
+}
+
+/// As [`wait`], for the legacy stream of any context, which waits for its blocking streams.
+pub(crate) fn wait_legacy(context: &Context) -> Result<(), CuError> {
+    callback::check_not_inside()?;
+    let stream = default::legacy_of(context)?;
     capture::check_wait(&stream)?;
     stream.synchronize()
 }
