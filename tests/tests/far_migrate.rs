@@ -9,6 +9,7 @@ use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::world::{failure, stderr};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -224,6 +225,39 @@ fn a_far_source_that_is_lost_once_all_has_crossed_changes_nothing() {
         job.kill();
         place.nothing_runs();
     }
+}
+
+/// Two processes, which share memory as soon as one of them has moved: the other has, too. What
+/// each has on its devices crosses slowly.
+#[test]
+fn processes_that_share_memory_move_in_one_step() {
+    let server = Served::start(&["--gpu", "soft"]);
+    let place = Place::of("gpu_exchange", "fmshare", User::Same).expect("a program");
+    let exchange = place.world.home().join("exchange");
+    let (program, file) = (place.program.display().to_string(), exchange.display().to_string());
+    let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"];
+    let mut job = Job::start(place.kedge(&[&run[..], &[&program, MANY, "5", &file]].concat()));
+    job.read_to(10);
+    for to in [&server.address[..], "soft"] {
+        let slowly = ["migrate", "j", "--to", to, "--rate", "1M", "--json"];
+        let mut moving = place.kedge(&slowly).spawn().expect("kedge");
+        let mut events = BufReader::new(moving.stdout.take().expect("a pipe")).lines();
+        let moved = events.find(|line| line.as_ref().is_ok_and(|line| line.contains("\"pause\"")));
+        assert!(moved.is_some(), "{to}: {}", stderr(&moving.wait_with_output().expect("kedge")));
+        fs::write(&exchange, "").expect("a file");
+        let end = job.step + 1000;
+        while exchange.exists() {
+            assert!(job.step < end, "{to}: they do not share; {}", place.log());
+            job.read_to(job.step + 1);
+        }
+        let left: Vec<String> = events.map_while(Result::ok).collect();
+        assert!(left.iter().any(|line| line.contains("\"done\"")), "{to}: {left:?}");
+        assert!(moving.wait().expect("kedge").success(), "{to}");
+        assert_eq!(is_on(&place), to);
+        job.read_to(job.step + 20);
+    }
+    job.kill();
+    place.nothing_runs();
 }
 
 #[test]

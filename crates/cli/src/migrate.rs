@@ -17,7 +17,7 @@ whatever fails leaves the job where it is. While a job moves a checkpoint is ref
 reverse.
 
 Software devices move to as many other software devices, on this machine or on those of a server \
-(kedge serve), and back: all of a job's, one client after the other. GPUs move to GPUs of this \
+(kedge serve), and back: those of all of a job's processes, in one step. GPUs move to GPUs of this \
 machine, and to and from software devices of it as far as a restart could bring them there; for a \
 moment they hold what the job has three times. GPUs of servers are refused as yet, as are programs \
 that share device memory with other processes.

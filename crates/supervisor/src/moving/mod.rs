@@ -1,9 +1,10 @@
 //! A job's devices move while it runs: for each client, a new proxy takes the place of the one that
-//! it has. docs/design/0036-moves.md has the protocol between the three, and says who has the
-//! client when.
+//! it has, for all of them in one step. docs/design/0036-moves.md has the protocol between the
+//! three, and says who has the client when.
 
 mod one;
 mod owner;
+mod together;
 
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::jobs;
@@ -12,12 +13,14 @@ use crate::quiesce::QuiesceError;
 use kedge_control::gpu::{BadGpuSpec, GpuSpec};
 use kedge_control::job::{Migrate, Moving};
 use kedge_control::proxy::ControlError;
-use one::Move;
-use std::collections::BTreeSet;
+use owner::Owner;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use thiserror::Error;
+use together::Together;
 
 /// Why devices have not moved. The job goes on where it was, unless it says otherwise.
 #[derive(Debug, Error)]
@@ -64,10 +67,6 @@ pub(crate) enum MoveError {
     Lost { pid: u32, source: ControlError },
 }
 
-/// Processes that may end before they have moved until a move that has not brought any along is
-/// given up: a job may have none that lives for long.
-const SHORT_LIVED: usize = 100;
-
 impl Checkpointer {
     /// Moves the job's devices, and tells how far that has come.
     pub(crate) fn migrate(
@@ -94,37 +93,14 @@ impl Checkpointer {
         let to = place(&from, to)?;
         let launch = self.proxies.launch().ok_or(MoveError::NoDevices)?.elsewhere();
         let launch = if to == from { launch } else { launch.on(&to) };
-        let (target, checked) = (launch.clone().cold(), self.clients());
-        let (mut seen, mut moved, mut gone) = (BTreeSet::new(), 0, None);
-        loop {
-            // What connects to where the job was is to move as well; a check is over at some time.
-            let clients = if order.check { checked.clone() } else { self.clients() };
-            let here = |proxy: &Arc<Proxy>| {
-                proxy.place != launch.place && !proxy.is_over() && !seen.contains(&proxy.id)
-            };
-            let Some(source) = clients.into_iter().find(here) else { break };
-            seen.insert(source.id);
-            match Move::new(self, &target, source, order).and_then(|mut one| one.run(tell)) {
-                Ok(()) => moved += 1,
-                // There is nothing of it left to move.
-                Err(error @ MoveError::Gone { .. }) => {
-                    if moved == 0 && seen.len() >= SHORT_LIVED {
-                        return Err(error);
-                    }
-                    gone = Some(error);
-                    continue;
-                }
-                Err(error) => return Err(self.partly(moved, error)),
-            }
-            if !order.check {
-                // Who connects from now on need not move.
-                self.proxies.launch_by(launch.clone());
-                if to != from {
-                    self.is_on(&to);
-                }
-            }
+        let target = launch.clone().cold();
+        let owner = Owner::new(self.socket.parent().unwrap_or(Path::new("/")));
+        let moved = Together::new(self, (&target, &launch), order, &owner).run(tell);
+        let is_there = matches!(moved, Ok(_) | Err(MoveError::Lost { .. }));
+        if is_there && !order.check && to != from {
+            self.is_on(&to);
         }
-        if moved > 0 { Ok(moved) } else { Err(gone.unwrap_or(MoveError::NoClients)) }
+        moved
     }
 
     /// The job's proxies.
@@ -142,13 +118,23 @@ impl Checkpointer {
             devices.gpu = gpu;
         }
     }
+}
 
-    /// Says where the rest of the job is where one process cannot move.
-    fn partly(&self, moved: u32, error: MoveError) -> MoveError {
-        if moved > 0 {
-            self.log.line(&format!("{moved} of its processes have moved, and stay there"));
+/// A variable for tests: `PHASE:FILE`. When a move first comes to that phase, FILE is made, and it
+/// goes on once that is gone.
+const HOLD: &str = "KEDGE_HOLD_MOVE";
+
+/// A move has come so far.
+fn phase(name: &str) {
+    let Some(hold) = std::env::var(HOLD).ok() else { return };
+    let Some(file) = hold.strip_prefix(name).and_then(|rest| rest.strip_prefix(':')) else {
+        return;
+    };
+    static HELD: AtomicBool = AtomicBool::new(false);
+    if !HELD.swap(true, Ordering::SeqCst) && std::fs::write(file, name).is_ok() {
+        while Path::new(file).exists() {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        error
     }
 }
 
