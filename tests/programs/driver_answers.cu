@@ -92,6 +92,20 @@ static void advice()
     DRIVER(cuMemRangeGetAttribute(by, sizeof by, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, managed, 4096));
     REQUIRE(by[0] == 0 && by[1] == CU_DEVICE_CPU && by[2] == CU_DEVICE_INVALID);
     DRIVER(cuMemFree(managed));
+
+    // What holds for a part of a range does not hold for all of it.
+    const size_t part = 2 << 20;
+    DRIVER(cuMemAllocManaged(&managed, 2 * part, CU_MEM_ATTACH_GLOBAL));
+    CUDA(cudaMemAdvise((void *)managed, part, cudaMemAdviseSetPreferredLocation, {cudaMemLocationTypeDevice, 0}));
+    auto preferred = [](CUdeviceptr at, size_t bytes) {
+        int where;
+        DRIVER(cuMemRangeGetAttribute(&where, sizeof where, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, at, bytes));
+        return where;
+    };
+    REQUIRE(preferred(managed, part) == 0);
+    REQUIRE(preferred(managed + part, part) == CU_DEVICE_INVALID);
+    REQUIRE(preferred(managed, 2 * part) == CU_DEVICE_INVALID);
+    DRIVER(cuMemFree(managed));
 }
 
 static void occupancy(CUfunction plain, CUfunction fixed_shared)

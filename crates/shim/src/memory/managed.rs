@@ -2,6 +2,7 @@
 //! write at once, so advice and prefetches are checked, remembered where they can be asked for, and
 //! otherwise change nothing. On devices that see none of the host's pages it is [`paged`].
 
+use super::advice::{Advice, Advised};
 use super::link::current;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, give, host, paged, pool, read};
@@ -12,7 +13,11 @@ use kedge_cuda_types::memory::*;
 use kedge_protocol::StreamOp;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a page: what advice holds for.
+const PAGE: u64 = 4096;
 
 pub(crate) unsafe fn cuMemAllocManaged(
     dptr: *mut CUdeviceptr,
@@ -31,27 +36,25 @@ pub(crate) unsafe fn cuMemAllocManaged(
     unsafe { give(dptr, addr) }
 }
 
-/// What a program has advised for an allocation, by its id. It applies to all of the allocation.
-static ADVICE: Mutex<BTreeMap<u64, Advice>> = Mutex::new(BTreeMap::new());
+/// What a program has advised for parts of each allocation, by its id.
+static ADVICE: Mutex<BTreeMap<u64, Advised>> = Mutex::new(BTreeMap::new());
 
-#[derive(Debug, Clone, Default)]
-struct Advice {
-    read_mostly: bool,
-    preferred: Option<CUmemLocation>,
-    accessed_by: Vec<i32>,
-    prefetched: Option<CUmemLocation>,
+/// Changes what holds for some pages of an allocation.
+fn advise(found: &Allocation, pages: &Range<u64>, change: impl Fn(&mut Advice)) {
+    let mut all = ADVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    all.entry(found.id).or_default().change(pages, change);
 }
 
-fn advise(found: &Allocation, change: impl FnOnce(&mut Advice)) {
-    let mut all = ADVICE.lock().unwrap_or_else(PoisonError::into_inner);
-    change(all.entry(found.id).or_default());
+/// Returns the pages that hold some of a range: what is advised holds for whole pages.
+fn pages_of(addr: u64, bytes: u64) -> Range<u64> {
+    addr / PAGE..addr.saturating_add(bytes).div_ceil(PAGE)
 }
 
 /// Notes where the allocation that begins at `addr` is best.
 pub(super) fn prefer(addr: u64, at: CUmemLocation) {
     let found = MEMORY.table().find(addr).cloned();
     if let Some(found) = found.filter(|_| at.type_ != CU_MEM_LOCATION_TYPE_INVALID) {
-        advise(&found, |a| a.preferred = Some(at));
+        advise(&found, &pages_of(found.base, found.size), |a| a.preferred = Some(at));
     }
 }
 
@@ -61,9 +64,10 @@ pub(super) fn forget(found: &Allocation) {
     ADVICE.lock().unwrap_or_else(PoisonError::into_inner).remove(&found.id);
 }
 
-fn advice(found: &Allocation) -> Advice {
+/// Returns what holds for all of some pages.
+fn advice(found: &Allocation, pages: &Range<u64>) -> Advice {
     let all = ADVICE.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get(&found.id).cloned().unwrap_or_default()
+    all.get(&found.id).map(|advised| advised.of(pages)).unwrap_or_default()
 }
 
 /// The managed allocation that holds the whole range.
@@ -130,18 +134,18 @@ pub(crate) unsafe fn cuMemAdvise_v2(
         check_location(at)?;
     }
     let device = ordinal(Some(at));
+    let pages = pages_of(dptr, count as u64);
+    let note = |change: &dyn Fn(&mut Advice)| advise(&found, &pages, change);
     match what {
-        CU_MEM_ADVISE_SET_READ_MOSTLY => advise(&found, |a| a.read_mostly = true),
-        CU_MEM_ADVISE_UNSET_READ_MOSTLY => advise(&found, |a| a.read_mostly = false),
-        CU_MEM_ADVISE_SET_PREFERRED_LOCATION => advise(&found, |a| a.preferred = Some(at)),
-        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION => advise(&found, |a| a.preferred = None),
-        CU_MEM_ADVISE_SET_ACCESSED_BY => advise(&found, |a| {
+        CU_MEM_ADVISE_SET_READ_MOSTLY => note(&|a| a.read_mostly = true),
+        CU_MEM_ADVISE_UNSET_READ_MOSTLY => note(&|a| a.read_mostly = false),
+        CU_MEM_ADVISE_SET_PREFERRED_LOCATION => note(&|a| a.preferred = Some(at)),
+        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION => note(&|a| a.preferred = None),
+        CU_MEM_ADVISE_SET_ACCESSED_BY => note(&|a| {
             a.accessed_by.retain(|&d| d != device);
             a.accessed_by.push(device);
         }),
-        CU_MEM_ADVISE_UNSET_ACCESSED_BY => {
-            advise(&found, |a| a.accessed_by.retain(|&d| d != device));
-        }
+        CU_MEM_ADVISE_UNSET_ACCESSED_BY => note(&|a| a.accessed_by.retain(|&d| d != device)),
         _ => return Err(CuError::INVALID_VALUE),
     }
     Ok(())
@@ -171,7 +175,7 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
     }
     stream::enqueue(stream, StreamOp::Empty {})?;
     paged::prefetch(dptr, count as u64, at.type_ == CU_MEM_LOCATION_TYPE_DEVICE);
-    advise(&found, |a| a.prefetched = Some(at));
+    advise(&found, &pages_of(dptr, count as u64), |a| a.prefetched = Some(at));
     Ok(())
 }
 
@@ -230,7 +234,7 @@ pub(crate) unsafe fn cuMemRangeGetAttribute(
     let current = current();
     let found = managed(dptr, count)?;
     current?;
-    let advice = advice(&found);
+    let advice = advice(&found, &pages_of(dptr, count as u64));
     if data.is_null() || data_size == 0 || !data_size.is_multiple_of(4) {
         return Err(CuError::INVALID_VALUE);
     }

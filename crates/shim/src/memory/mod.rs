@@ -14,6 +14,7 @@
 //! Functions named `cu…` implement the exported symbols of the same name; their contract is the
 //! CUDA driver API reference's, and each is unsafe for the pointers that a program hands it.
 
+mod advice;
 mod alloc;
 mod array;
 mod backing;
