@@ -8,6 +8,7 @@ use kedge_tests::job::{
 };
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
@@ -147,6 +148,34 @@ fn comes_back_as_one(name: &str, user: User, parts: usize) {
 #[test]
 fn two_parts_come_back_as_one() {
     comes_back_as_one("joint", User::Same, 2);
+}
+
+/// A part keeps its name, also where there are more than ten.
+#[test]
+fn the_eleventh_part_comes_back_as_the_eleventh() {
+    const PARTS: usize = 11;
+    let mut joint = Joint::start("joint11", User::Same, PARTS, &[]).expect("the test's own user");
+    let report = joint.checkpoint(&[]);
+    let image = report["image"].as_str().expect("a path").to_owned();
+    joint.kill();
+    let mut again =
+        kedge_as(&joint.world, User::Same, &["restart", &image]).spawn().expect("kedge");
+    (0..PARTS).for_each(|part| joint.wait_for(part, HALF as usize));
+    let jobs = joint.output(&["ps", "--json"]);
+    let jobs: Value = serde_json::from_slice(&jobs.stdout).expect("JSON");
+    let file = |job: &Value| {
+        let words = job["command"].as_array().expect("words");
+        let line = words.last().and_then(Value::as_str).unwrap_or("");
+        line.rsplit('.').next().unwrap_or("").to_owned()
+    };
+    let all = jobs.as_array().expect("jobs");
+    let parts = all.iter().map(|job| (job["name"].as_str().unwrap_or("").to_owned(), file(job)));
+    let found: BTreeSet<(String, String)> = parts.collect();
+    let expected = (0..PARTS).map(|part| (format!("pair.{part}"), part.to_string()));
+    assert_eq!(found, expected.collect(), "{jobs}");
+    joint.may_end();
+    assert_eq!(again.wait().expect("ended").code(), Some(WELL));
+    (0..PARTS).for_each(|part| joint.is_right(part));
 }
 
 #[test]

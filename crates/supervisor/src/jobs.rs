@@ -18,6 +18,7 @@ use crate::policy::Policy;
 use crate::tally::Checkpoints;
 use commands::COMMANDS;
 pub use commands::SHELL;
+pub(crate) use joint::by_number;
 use places::Surroundings;
 pub(crate) use places::{HOSTS, JOBS, variable};
 use rustix::io::FdFlags;

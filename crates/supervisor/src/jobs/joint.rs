@@ -4,12 +4,18 @@ use super::{ENDING, JobError, JobName, Jobs, Meta, State};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Returns what names of parts are sorted by: NAME.2 comes before NAME.10.
+pub(crate) fn by_number(name: &str) -> (u64, String) {
+    let number = name.rsplit_once('.').and_then(|(_, number)| number.parse().ok());
+    (number.unwrap_or(u64::MAX), name.to_owned())
+}
+
 impl Jobs {
-    /// The parts of the joint job `job` that are known, by their names.
+    /// The parts of the joint job `job` that are known, by their numbers.
     pub(crate) fn parts(&self, job: &JobName) -> Result<Vec<Meta>, JobError> {
         let mut parts = self.list()?;
         parts.retain(|meta| meta.joint.as_deref() == Some(&job.0));
-        parts.sort_by(|a, b| a.name.cmp(&b.name));
+        parts.sort_by_cached_key(|meta| by_number(&meta.name));
         Ok(parts)
     }
 
@@ -52,5 +58,17 @@ impl Jobs {
         let names = ended.iter().filter_map(|meta| meta.name.parse().ok());
         names.for_each(|name| self.remove(&name));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_sorted_by_their_numbers() {
+        let mut names = ["j.10", "j.9", "j.100", "j.0", "j.2", "other"].map(str::to_owned);
+        names.sort_by_cached_key(|name| by_number(name));
+        assert_eq!(names, ["j.0", "j.2", "j.9", "j.10", "j.100", "other"]);
     }
 }

@@ -6,7 +6,7 @@ use super::call::Call;
 use super::meeting::{Meeting, SPACE, Step};
 use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
 use crate::control::{Content, Order, Progress};
-use crate::jobs::{self, JobName};
+use crate::jobs::{self, JobName, by_number};
 use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Part};
 use kedge_process::Together;
@@ -133,7 +133,7 @@ impl Checkpointer {
         parts: &[String],
     ) -> Result<Manifest, CheckpointError> {
         let mut now = meeting.client().members().map_err(ConductError::from)?;
-        now.sort();
+        now.sort_by_cached_key(|part| by_number(part));
         if now != parts {
             return Err(ConductError::Changed.into());
         }
@@ -154,10 +154,9 @@ fn present(joint: &Joint, client: &mut Client) -> Result<Vec<String>, ConductErr
     let begin = Instant::now();
     loop {
         let mut joined = client.members()?;
-        joined.sort();
+        joined.sort_by_cached_key(|part| by_number(part));
         let running = joint.jobs.running_parts(&joint.job);
-        let mut running: Vec<String> = running.iter().map(JobName::to_string).collect();
-        running.sort();
+        let running: Vec<String> = running.iter().map(JobName::to_string).collect();
         // Of those on other hosts nobody here knows but by their having joined.
         let all_here = running.iter().all(|part| joined.contains(part));
         let complete = all_here && (joint.place.far.is_some() || joined.len() == running.len());
