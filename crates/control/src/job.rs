@@ -59,6 +59,9 @@ pub struct Launch {
     pub limits: serde_json::Value,
     /// How it is checkpointed, as images keep it.
     pub policy: serde_json::Value,
+    /// What the user is to be told, once for a job.
+    #[serde(default)]
+    pub warning: Option<String>,
 }
 
 /// Without the key.

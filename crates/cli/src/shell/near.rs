@@ -72,6 +72,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
         Ok(asked) => asked,
         Err(why) => return plain(&real, words, Some(&why)),
     };
+    launch.warning.iter().for_each(|warning| output::complain(warning));
     let begun = begin(&real, &carried, launch);
     // A checkpoint may begin.
     drop(asker);

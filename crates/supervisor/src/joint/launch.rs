@@ -20,6 +20,9 @@ const TRIES: u32 = 4;
 /// Addresses of documentation (RFC 5737): the way there is the one to other networks. Nothing is
 /// sent.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// Said where the job was to go back to its images by itself.
+const NO_RECOVERY: &str = "--recover is off: the job has parts on other hosts from now on, and \
+                           does not go back by itself; `kedge restart` brings its images back";
 /// Any: nothing is sent.
 const PORT: u16 = 22;
 
@@ -93,7 +96,7 @@ impl Checkpointer {
         self: &Arc<Self>,
         toward: Option<&str>,
     ) -> Result<(Launching, Launch), LaunchError> {
-        let joint = self.joint_toward(toward)?;
+        let (joint, warning) = self.joint_toward(toward)?;
         let far = joint.place.far.as_ref().ok_or(LaunchError::OneHost)?;
         let key = String::from_utf8(far.key().text().to_vec()).map_err(|_| LaunchError::Key)?;
         let (gpu, limits) = match &*self.devices() {
@@ -108,6 +111,7 @@ impl Checkpointer {
             gpu,
             limits: serde_json::to_value(limits).unwrap_or_default(),
             policy: serde_json::to_value(self.policy.of_other_part()).unwrap_or_default(),
+            warning,
         };
         // After a checkpoint that is under way.
         let _one = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,21 +119,27 @@ impl Checkpointer {
         Ok((launching, launch))
     }
 
-    /// The job of several parts, which this one becomes if it is none.
-    fn joint_toward(self: &Arc<Self>, toward: Option<&str>) -> Result<&Joint, LaunchError> {
+    /// The job of several parts, which this one becomes if it is none; and what its user is told
+    /// when it does.
+    fn joint_toward(
+        self: &Arc<Self>,
+        toward: Option<&str>,
+    ) -> Result<(&Joint, Option<String>), LaunchError> {
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(joint) = self.joint.get() {
-            return Ok(joint);
+            return Ok((joint, None));
         }
         let joint = first_part(self, toward)?;
         let at = joint.place.far.as_ref().map(|far| far.address().to_string()).unwrap_or_default();
         let joint = self.joint.get_or_init(|| joint);
         self.log.note(&format!("it starts a remote shell: its parts on other hosts meet at {at}"));
+        let warning = self.recovery.is_wanted().then(|| NO_RECOVERY.to_owned());
+        warning.iter().for_each(|warning| self.log.line(warning));
         // Its image is one of several, of which it alone is none.
         self.recovery.give_up();
         self.take_part();
-        Ok(joint)
+        Ok((joint, warning))
     }
 }
 
