@@ -116,7 +116,7 @@ pub(super) fn end(command: &str) -> Result<ExitCode, Failure> {
     set_child_subreaper(Some(getpid()))?;
     let reaper = Reaper::new()?;
     let mut child = start(command)?;
-    let mut relay = Relay::new(link, true)?;
+    let mut relay = Relay::new(link)?;
     if let Some(stdin) = child.stdin.take() {
         relay.write_to(Stream::In, OwnedFd::from(stdin));
     }

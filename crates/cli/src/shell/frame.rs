@@ -1,10 +1,13 @@
 //! What the two ends of a remote shell say to each other: a kind in one byte, a length in four
 //! bytes, little-endian, and so many bytes.
 
+use super::bytes::Bytes;
 use std::io;
 
 /// Bytes of a stream in one frame, at most.
-pub(super) const MOST: usize = 32 << 10;
+pub(super) const MOST: usize = 64 << 10;
+/// Bytes of one stream that may be on their way, or wait at the other end for whoever reads them.
+pub(super) const WINDOW: usize = 1 << 20;
 const HEAD: usize = 5;
 
 /// A stream of the command.
@@ -24,6 +27,8 @@ pub(super) enum Frame {
     Data(Stream, Vec<u8>),
     /// Nothing more comes on it, or nobody reads it any more.
     End(Stream),
+    /// So many more bytes of the stream have been written: as many more may be sent.
+    Taken(Stream, u32),
     /// For the command.
     Signal(u8),
     /// The command has ended, as ssh tells it.
@@ -33,25 +38,38 @@ pub(super) enum Frame {
 impl Frame {
     /// Appends it to `bytes`.
     pub(super) fn put(&self, bytes: &mut Vec<u8>) {
-        let (kind, body) = match self {
-            Frame::Data(stream, data) => (*stream as u8, &data[..]),
-            Frame::End(stream) => (3, &[*stream as u8][..]),
-            Frame::Signal(signal) => (4, &[*signal][..]),
-            Frame::Exit(code) => (5, &[*code][..]),
-        };
-        bytes.push(kind);
-        bytes.extend((body.len() as u32).to_le_bytes());
-        bytes.extend(body);
+        match self {
+            Frame::Data(stream, data) => put_data(*stream, data, bytes),
+            Frame::End(stream) => put(3, &[*stream as u8], bytes),
+            Frame::Signal(signal) => put(4, &[*signal], bytes),
+            Frame::Exit(code) => put(5, &[*code], bytes),
+            Frame::Taken(stream, count) => {
+                let [a, b, c, d] = count.to_le_bytes();
+                put(6, &[*stream as u8, a, b, c, d], bytes);
+            }
+        }
     }
+}
+
+/// Appends a frame with data to `bytes`.
+pub(super) fn put_data(stream: Stream, data: &[u8], bytes: &mut Vec<u8>) {
+    put(stream as u8, data, bytes);
+}
+
+fn put(kind: u8, body: &[u8], bytes: &mut Vec<u8>) {
+    bytes.push(kind);
+    bytes.extend((body.len() as u32).to_le_bytes());
+    bytes.extend(body);
 }
 
 /// Bytes that have come, and are not yet taken.
 #[derive(Debug, Default)]
-pub(super) struct Decoder(Vec<u8>);
+pub(super) struct Decoder(Bytes);
 
 impl Decoder {
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+    /// For who appends what has come.
+    pub(super) fn end(&mut self) -> &mut Vec<u8> {
+        self.0.end()
     }
 
     /// The next frame, if all of it is there.
@@ -59,14 +77,16 @@ impl Decoder {
     /// # Errors
     /// What comes is none.
     pub(super) fn next(&mut self) -> io::Result<Option<Frame>> {
-        let Some((head, rest)) = self.0.split_first_chunk::<HEAD>() else { return Ok(None) };
+        let Some((head, rest)) = self.0.waiting().split_first_chunk::<HEAD>() else {
+            return Ok(None);
+        };
         let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         if length > MOST {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let frame = decode(head[0], body).ok_or(io::ErrorKind::InvalidData)?;
-        self.0.drain(..HEAD + length);
+        self.0.take(HEAD + length);
         Ok(Some(frame))
     }
 }
@@ -78,6 +98,9 @@ fn decode(kind: u8, body: &[u8]) -> Option<Frame> {
         (3, [number]) => Some(Frame::End(stream(*number)?)),
         (4, [signal]) => Some(Frame::Signal(*signal)),
         (5, [code]) => Some(Frame::Exit(*code)),
+        (6, [number, count @ ..]) => {
+            Some(Frame::Taken(stream(*number)?, u32::from_le_bytes(count.try_into().ok()?)))
+        }
         _ => None,
     }
 }
@@ -94,6 +117,7 @@ mod tests {
             Frame::Data(Stream::Err, Vec::new()),
             Frame::End(Stream::Out),
             Frame::Signal(15),
+            Frame::Taken(Stream::Err, 70_000),
             Frame::Data(Stream::Out, vec![7; MOST]),
             Frame::Exit(255),
         ];
@@ -102,7 +126,7 @@ mod tests {
         for size in [1, 2, 7, 4096, bytes.len()] {
             let (mut decoder, mut found) = (Decoder::default(), Vec::new());
             for piece in bytes.chunks(size) {
-                decoder.push(piece);
+                decoder.end().extend_from_slice(piece);
                 while let Some(frame) = decoder.next().unwrap() {
                     found.push(frame);
                 }
@@ -114,9 +138,11 @@ mod tests {
     #[test]
     fn what_is_no_frame_is_refused() {
         let too_long = [&[0][..], &(MOST as u32 + 1).to_le_bytes()].concat();
-        for bytes in [&too_long[..], &[9, 0, 0, 0, 0], &[3, 1, 0, 0, 0, 3], &[4, 0, 0, 0, 0]] {
+        let taken = [6, 4, 0, 0, 0, 0, 1, 0, 0];
+        let (kind, stream, empty) = ([9, 0, 0, 0, 0], [3, 1, 0, 0, 0, 3], [4, 0, 0, 0, 0]);
+        for bytes in [&too_long[..], &taken, &kind, &stream, &empty] {
             let mut decoder = Decoder::default();
-            decoder.push(bytes);
+            decoder.end().extend_from_slice(bytes);
             assert!(decoder.next().is_err(), "{bytes:?}");
         }
     }
@@ -125,7 +151,7 @@ mod tests {
         #[test]
         fn nothing_that_comes_is_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut decoder = Decoder::default();
-            decoder.push(&bytes);
+            decoder.end().extend_from_slice(&bytes);
             while let Ok(Some(_)) = decoder.next() {}
         }
     }

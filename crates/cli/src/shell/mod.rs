@@ -9,6 +9,7 @@
 //!
 //! The system's ssh and sshd are gone when the two ends are connected.
 
+mod bytes;
 mod far;
 mod frame;
 mod near;

@@ -334,7 +334,7 @@ enum Ended {
 /// Holds the streams until the command has ended.
 fn hold(link: TcpStream, no_input: bool) -> io::Result<Ended> {
     let caught = Caught::new()?;
-    let mut relay = Relay::new(link, false)?;
+    let mut relay = Relay::new(link)?;
     match no_input {
         true => relay.say(&Frame::End(Stream::In)),
         false => relay.read_from(Stream::In, io::stdin().as_fd().try_clone_to_owned()?),

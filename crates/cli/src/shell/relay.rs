@@ -1,20 +1,28 @@
 //! Streams on the one side, and on the other the connection to the other end of a remote shell.
-//! One thread, which waits for all of them at once, so that no stream waits for another.
+//! One thread, which waits for all of them at once, so that no stream waits for another: of each,
+//! no more is sent than the other end has room for ([`WINDOW`]), and so the connection is always
+//! read, whoever does not read his stream.
 
-use super::frame::{Decoder, Frame, MOST, Stream};
+use super::bytes::Bytes;
+use super::frame::{Decoder, Frame, MOST, Stream, WINDOW, put_data};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::fs::{FileType, fstat};
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use rustix::net::sockopt;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// What may wait, in bytes, before a stream is not read any more.
+/// What may wait to be sent, in bytes, before a stream is not read any more.
 const WAITING: usize = 256 << 10;
 /// A pipe that poll() calls writable takes so much at once (PIPE_BUF): whoever shares it is spared
 /// O_NONBLOCK.
 const PIECE: usize = 4096;
+/// Written at once where the kernel can be told not to wait.
+const LARGE: usize = 128 << 10;
+/// The other end hears of so much that was written, or of less when nothing waits.
+const TOLD: usize = WINDOW / 4;
 /// How long the other host may say nothing before it is asked, how soon again, and how often.
 const SILENCE: Duration = Duration::from_secs(60);
 const ASK: Duration = Duration::from_secs(15);
@@ -25,6 +33,8 @@ const ASKED: u32 = 4;
 struct Source {
     stream: Stream,
     fd: OwnedFd,
+    /// How many bytes the other end has room for.
+    room: usize,
 }
 
 /// Where something is written that the other end sends.
@@ -32,16 +42,61 @@ struct Source {
 struct Sink {
     stream: Stream,
     fd: OwnedFd,
-    waits: Vec<u8>,
+    way: Way,
+    waits: Bytes,
+    /// How many were written that the other end has not been told of.
+    untold: usize,
     /// Nothing more comes.
     ends: bool,
+}
+
+/// How a file takes bytes so that nobody waits for whoever reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// All at once: nobody reads an ordinary file.
+    Whole,
+    /// The kernel can be told not to wait.
+    NoWait,
+    /// By so little that poll() vouches for it.
+    Piece,
+}
+
+impl Way {
+    fn of(fd: &OwnedFd) -> Way {
+        match fstat(fd).map(|file| FileType::from_raw_mode(file.st_mode)) {
+            Ok(FileType::RegularFile) => Way::Whole,
+            Ok(FileType::Fifo | FileType::Socket) => Way::NoWait,
+            _ => Way::Piece,
+        }
+    }
+}
+
+impl Sink {
+    /// Writes what it takes without waiting.
+    fn write(&mut self) -> Result<usize, Errno> {
+        let waits = self.waits.waiting();
+        let large = &waits[..waits.len().min(LARGE)];
+        let written = match self.way {
+            Way::Whole => rustix::io::write(&self.fd, large),
+            Way::Piece => rustix::io::write(&self.fd, &waits[..waits.len().min(PIECE)]),
+            Way::NoWait => {
+                let large = [IoSlice::new(large)];
+                pwritev2(&self.fd, &large, u64::MAX, ReadWriteFlags::NOWAIT)
+            }
+        };
+        if self.way == Way::NoWait && written == Err(Errno::OPNOTSUPP) {
+            self.way = Way::Piece;
+            return self.write();
+        }
+        written
+    }
 }
 
 /// One end of a remote shell.
 #[derive(Debug)]
 pub(super) struct Relay {
     link: TcpStream,
-    out: Vec<u8>,
+    out: Bytes,
     decoder: Decoder,
     sources: Vec<Source>,
     sinks: Vec<Sink>,
@@ -49,13 +104,13 @@ pub(super) struct Relay {
     told: Vec<Frame>,
     /// How often sinks were written to: they take turns.
     written: usize,
-    /// Whether the other end's going is noticed also while nothing can be taken from it.
-    watches: bool,
+    /// For what is read.
+    buffer: Vec<u8>,
     closed: bool,
 }
 
 impl Relay {
-    pub(super) fn new(link: TcpStream, watches: bool) -> io::Result<Relay> {
+    pub(super) fn new(link: TcpStream) -> io::Result<Relay> {
         link.set_nonblocking(true)?;
         link.set_nodelay(true)?;
         // A host that is lost says nothing.
@@ -65,27 +120,28 @@ impl Relay {
         sockopt::set_tcp_keepcnt(&link, ASKED)?;
         Ok(Relay {
             link,
-            out: Vec::new(),
+            out: Bytes::default(),
             decoder: Decoder::default(),
             sources: Vec::new(),
             sinks: Vec::new(),
             told: Vec::new(),
             written: 0,
-            watches,
+            buffer: vec![0; 2 * MOST],
             closed: false,
         })
     }
 
     pub(super) fn read_from(&mut self, stream: Stream, fd: OwnedFd) {
-        self.sources.push(Source { stream, fd });
+        self.sources.push(Source { stream, fd, room: WINDOW });
     }
 
     pub(super) fn write_to(&mut self, stream: Stream, fd: OwnedFd) {
-        self.sinks.push(Sink { stream, fd, waits: Vec::new(), ends: false });
+        let (way, waits) = (Way::of(&fd), Bytes::default());
+        self.sinks.push(Sink { stream, fd, way, waits, untold: 0, ends: false });
     }
 
     pub(super) fn say(&mut self, frame: &Frame) {
-        frame.put(&mut self.out);
+        frame.put(self.out.end());
     }
 
     /// Signals and the command's end that have come since this was asked.
@@ -136,57 +192,57 @@ impl Relay {
         let ready = self.wait(also, wait)?;
         let Some((link, rest)) = ready.split_first() else { return Ok(false) };
         let (sinks, rest) = rest.split_at(self.sinks.len());
-        let (sources, rest) = rest.split_at(if self.has_room() { self.sources.len() } else { 0 });
+        let (sources, rest) = rest.split_at(self.sources.len());
         self.write(sinks);
         self.read(sources);
-        if !self.closed && !link.is_empty() {
+        if !self.closed {
             self.exchange(*link);
         }
         self.sinks.retain(|sink| !(sink.ends && sink.waits.is_empty()));
         Ok(rest.first().is_some_and(|ready| !ready.is_empty()))
     }
 
-    fn has_room(&self) -> bool {
-        self.out.len() < WAITING
-    }
-
-    /// What is ready: the connection, each sink, each source if there is room, and `also`.
+    /// What is ready: the connection, each sink, each source, and `also`.
     fn wait(
         &self,
         also: Option<BorrowedFd<'_>>,
         wait: Option<Duration>,
     ) -> io::Result<Vec<PollFlags>> {
         let when = |is: bool, flags: PollFlags| if is { flags } else { PollFlags::empty() };
-        let takes = self.sinks.iter().all(|sink| sink.waits.len() < WAITING);
-        let link = when(takes, PollFlags::IN)
-            | when(!self.out.is_empty(), PollFlags::OUT)
-            | when(self.watches, PollFlags::RDHUP);
-        let mut all = Vec::new();
-        // A connection that has ended is always ready.
-        let link_fd = if self.closed { None } else { Some(self.link.as_fd()) };
-        all.extend(link_fd.map(|fd| PollFd::from_borrowed_fd(fd, link)));
-        all.extend(self.sinks.iter().map(|sink| {
+        let has_room = self.out.len() < WAITING;
+        // Whoever is not to be waited for is not asked about: what has ended is always ready.
+        let link = (!self.closed).then(|| {
+            let flags = PollFlags::IN | when(!self.out.is_empty(), PollFlags::OUT);
+            PollFd::from_borrowed_fd(self.link.as_fd(), flags)
+        });
+        let sinks = self.sinks.iter().map(|sink| {
             let flags = when(!sink.waits.is_empty(), PollFlags::OUT);
-            PollFd::from_borrowed_fd(sink.fd.as_fd(), flags)
-        }));
-        if self.has_room() {
-            let sources = self.sources.iter().map(|source| source.fd.as_fd());
-            all.extend(sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        }
-        all.extend(also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            Some(PollFd::from_borrowed_fd(sink.fd.as_fd(), flags))
+        });
+        let sources = self.sources.iter().map(|source| {
+            let is_read = has_room && source.room > 0;
+            is_read.then(|| PollFd::from_borrowed_fd(source.fd.as_fd(), PollFlags::IN))
+        });
+        let also = also.map(|fd| Some(PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let all: Vec<Option<PollFd<'_>>> =
+            std::iter::once(link).chain(sinks).chain(sources).chain(also).collect();
+        let mut asked: Vec<PollFd<'_>> = all.iter().flatten().cloned().collect();
         let limit = wait.map(|wait| Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: wait.subsec_nanos().into(),
         });
-        let mut ready: Vec<PollFlags> = match poll(&mut all, limit.as_ref()) {
-            Ok(_) => all.iter().map(PollFd::revents).collect(),
-            Err(Errno::INTR) => vec![PollFlags::empty(); all.len()],
+        let is_told = match poll(&mut asked, limit.as_ref()) {
+            Ok(_) => true,
+            Err(Errno::INTR) => false,
             Err(error) => return Err(error.into()),
         };
-        if self.closed {
-            ready.insert(0, PollFlags::empty());
-        }
-        Ok(ready)
+        let mut ready = asked.iter().map(|fd| when(is_told, fd.revents()));
+        let none = PollFlags::empty();
+        let each = all.iter().map(|one| match one {
+            Some(_) => ready.next().unwrap_or(none),
+            None => none,
+        });
+        Ok(each.collect())
     }
 
     /// Writes to one of the sinks that are ready: two may be one pipe, which has room for one
@@ -200,21 +256,29 @@ impl Relay {
         let can: Vec<usize> = each.filter(|(_, one)| takes(one)).map(|(index, _)| index).collect();
         let chosen = can.get(self.written.checked_rem(can.len()).unwrap_or(0)).copied();
         self.written = self.written.wrapping_add(1);
-        let mut ended = Vec::new();
+        let (mut ended, mut said) = (Vec::new(), Vec::new());
         for (index, (sink, ready)) in self.sinks.iter_mut().zip(ready).enumerate() {
-            let piece = sink.waits.len().min(PIECE);
             let written = match ready {
                 ready if ready.intersects(gone) => Err(Errno::PIPE),
-                _ if chosen == Some(index) => rustix::io::write(&sink.fd, &sink.waits[..piece]),
+                _ if chosen == Some(index) => sink.write(),
                 _ => Ok(0),
             };
             match written {
-                Ok(written) => drop(sink.waits.drain(..written)),
+                Ok(written) => {
+                    sink.waits.take(written);
+                    sink.untold += written;
+                    let is_due = sink.untold >= TOLD || sink.waits.is_empty();
+                    if sink.untold > 0 && is_due && !sink.ends {
+                        said.push(Frame::Taken(sink.stream, sink.untold as u32));
+                        sink.untold = 0;
+                    }
+                }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 // Nobody reads it.
                 Err(_) => ended.push(sink.stream),
             }
         }
+        said.iter().for_each(|frame| self.say(frame));
         for stream in ended {
             self.sinks.retain(|sink| sink.stream != stream);
             self.say(&Frame::End(stream));
@@ -223,62 +287,69 @@ impl Relay {
 
     fn read(&mut self, ready: &[PollFlags]) {
         let mut ended = Vec::new();
-        let mut buffer = [0; MOST];
-        let mut frames = Vec::new();
-        for (source, _) in self.sources.iter().zip(ready).filter(|(_, ready)| !ready.is_empty()) {
-            match rustix::io::read(&source.fd, &mut buffer) {
+        let each = self.sources.iter_mut().zip(ready);
+        for (source, _) in each.filter(|(_, ready)| !ready.is_empty()) {
+            let most = source.room.min(MOST);
+            match rustix::io::read(&source.fd, &mut self.buffer[..most]) {
                 Ok(0) => ended.push(source.stream),
-                Ok(read) => frames.push(Frame::Data(source.stream, buffer[..read].to_vec())),
+                Ok(read) => {
+                    source.room -= read;
+                    put_data(source.stream, &self.buffer[..read], self.out.end());
+                }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(_) => ended.push(source.stream),
             }
         }
-        frames.extend(ended.iter().map(|stream| Frame::End(*stream)));
-        frames.iter().for_each(|frame| self.say(frame));
+        ended.iter().for_each(|stream| self.say(&Frame::End(*stream)));
         self.sources.retain(|source| !ended.contains(&source.stream));
     }
 
     fn exchange(&mut self, ready: PollFlags) {
-        if ready.contains(PollFlags::OUT) {
-            match (&self.link).write(&self.out) {
-                Ok(sent) => drop(self.out.drain(..sent)),
+        // What was just said is sent at once where it can be.
+        if !self.out.is_empty() {
+            match (&self.link).write(self.out.waiting()) {
+                Ok(sent) => self.out.take(sent),
                 Err(error) if passes(&error) => {}
                 Err(_) => self.closed = true,
             }
         }
         if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-            let mut buffer = [0; 2 * MOST];
-            match (&self.link).read(&mut buffer) {
+            match (&self.link).read(&mut self.buffer) {
                 Ok(0) => self.closed = true,
-                Ok(read) => self.take(&buffer[..read]),
+                Ok(read) => {
+                    self.decoder.end().extend_from_slice(&self.buffer[..read]);
+                    self.take();
+                }
                 Err(error) if passes(&error) => {}
                 Err(_) => self.closed = true,
             }
-        } else if ready.contains(PollFlags::RDHUP) {
-            self.closed = true;
         }
     }
 
-    fn take(&mut self, bytes: &[u8]) {
-        self.decoder.push(bytes);
+    /// Heeds what has come.
+    fn take(&mut self) {
         loop {
-            match self.decoder.next() {
+            let heeded = match self.decoder.next() {
                 Ok(Some(frame)) => self.heed(frame),
                 Ok(None) => return,
-                Err(_) => {
-                    self.closed = true;
-                    return;
-                }
+                Err(_) => false,
+            };
+            // What is no frame, or more than there is room for.
+            if !heeded {
+                self.closed = true;
+                return;
             }
         }
     }
 
-    fn heed(&mut self, frame: Frame) {
+    /// Returns whether the frame may be.
+    fn heed(&mut self, frame: Frame) -> bool {
         match frame {
             Frame::Data(stream, data) => {
                 let mut sinks = self.sinks.iter_mut();
                 if let Some(sink) = sinks.find(|sink| sink.stream == stream && !sink.ends) {
-                    sink.waits.extend(data);
+                    sink.waits.end().extend_from_slice(&data);
+                    return sink.waits.len() + sink.untold <= WINDOW;
                 }
             }
             Frame::End(stream) => {
@@ -286,8 +357,16 @@ impl Relay {
                 let sinks = self.sinks.iter_mut().filter(|sink| sink.stream == stream);
                 sinks.for_each(|sink| sink.ends = true);
             }
+            Frame::Taken(stream, count) => {
+                let mut sources = self.sources.iter_mut();
+                if let Some(source) = sources.find(|source| source.stream == stream) {
+                    source.room += count as usize;
+                    return source.room <= WINDOW;
+                }
+            }
             told @ (Frame::Signal(_) | Frame::Exit(_)) => self.told.push(told),
         }
+        true
     }
 }
 
