@@ -2,11 +2,12 @@
 //! enter them.
 
 use crate::cluster::Cluster;
-use crate::job::{family, send};
+use crate::host;
+use crate::job::{User, family, send};
 use kedge_left_out::left_out;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub struct Remote {
     servers: Vec<Child>,
     /// Where ssh is found.
     path: String,
+    /// What gives the servers' user a shell, if he has none.
+    shell: Option<PathBuf>,
 }
 
 impl Remote {
@@ -38,6 +41,11 @@ impl Remote {
             make.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(home.join(key));
             assert!(make.status().expect("ssh-keygen").success());
         }
+        let shell = (cluster.user != User::Same).then(|| {
+            let user = Some(cluster.user.id());
+            chown(home.join("key"), user, user).expect("root");
+            host("shell_of.c", "shell_of.so", &["-shared", "-fPIC"])
+        });
         // What a user's own configuration says is not the test's to write.
         let system = home.join("system");
         fs::create_dir(&system).expect("a folder");
@@ -48,7 +56,7 @@ impl Remote {
         fs::write(system.join("ssh"), ssh).expect("a file");
         fs::set_permissions(system.join("ssh"), PermissionsExt::from_mode(0o755)).expect("mine");
         let path = format!("{}:/usr/local/bin:/usr/bin:/bin:/usr/sbin", system.display());
-        let mut remote = Remote { servers: Vec::new(), path };
+        let mut remote = Remote { servers: Vec::new(), path, shell };
         // Where the distribution's service makes it.
         fs::create_dir_all("/run/sshd").expect("a folder");
         hosts.iter().for_each(|host| remote.serve(cluster, *host));
@@ -72,6 +80,9 @@ impl Remote {
         fs::write(&file, config).expect("a file");
         let mut sshd = cluster.hosts[host].inside();
         sshd.args([SSHD, "-D", "-e", "-f"]).arg(&file);
+        if let Some(shell) = &self.shell {
+            sshd.env("LD_PRELOAD", shell);
+        }
         sshd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.servers.push(sshd.spawn().expect("nsenter"));
         let listens = || {

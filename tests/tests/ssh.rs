@@ -8,9 +8,10 @@ use kedge_tests::job::{
     User, allow, build, family, is_right, name as name_of, send, steps_in, wait_for_steps,
 };
 use kedge_tests::remote::Remote;
-use kedge_tests::root;
 use kedge_tests::world::stderr;
+use kedge_tests::{host, root};
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output};
@@ -32,7 +33,15 @@ struct Site {
 impl Site {
     /// Sites of so many hosts; `None` where there can be none, or no sshd.
     fn new(name: &str, sites: &[usize]) -> Option<Site> {
-        let cluster = Cluster::of_sites(name, User::Same, sites)?;
+        Site::of(name, User::Same, sites)
+    }
+
+    /// The same for a user.
+    fn of(name: &str, user: User, sites: &[usize]) -> Option<Site> {
+        let cluster = Cluster::of_sites(name, user, sites)?;
+        if user == User::Nobody {
+            cluster.world.give_home_away();
+        }
         let all: Vec<usize> = (0..cluster.hosts.len()).collect();
         let remote = Remote::new(name, &cluster, &all)?;
         Some(Site { started: Vec::new(), remote, cluster })
@@ -47,9 +56,14 @@ impl Site {
 
     /// Runs a program on the first host as the job `j`.
     fn run(&self, program: &[&str]) -> Command {
+        self.run_as(&[], program)
+    }
+
+    /// The same with further options.
+    fn run_as(&self, options: &[&str], program: &[&str]) -> Command {
         let images = self.cluster.images();
-        let run = ["run", "--gpu", "none", "--job", "j", "--ckpt-dir", &images, "--"];
-        self.kedge(0, &[&run[..], program].concat())
+        let run = ["run", "--gpu", "none", "--job", "j", "--ckpt-dir", &images];
+        self.kedge(0, &[&run[..], options, &["--"], program].concat())
     }
 
     /// What lines of shell on the first host come to.
@@ -79,21 +93,29 @@ impl Site {
         String::from_utf8_lossy(&saved.stdout).trim().to_owned()
     }
 
-    /// Restarts each part on a host of its own, from host `first` on; `out` gets what the first
-    /// part prints. How they end.
-    fn restart(&self, image: &str, first: usize, parts: usize, out: &Path) -> Vec<Option<i32>> {
-        let at = self.cluster.at(2);
-        let start = |part: usize| {
-            let number = part.to_string();
+    /// How many parts an image has.
+    fn parts(&self, image: &str) -> usize {
+        let folder = Path::new(&self.cluster.images()).join(image);
+        let entries = fs::read_dir(folder).expect("an image").flatten();
+        entries.filter(|entry| entry.path().is_dir()).count()
+    }
+
+    /// Restarts the parts on so many hosts in turn, from host `first` on; `out` gets what the first
+    /// part prints. How they end, by host.
+    fn restart(&self, image: &str, first: usize, hosts: usize, out: &Path) -> Vec<Option<i32>> {
+        let (at, parts) = (self.cluster.at(2), self.parts(image));
+        let start = |host: usize| {
+            let numbers = (0..parts).filter(|part| part % hosts == host);
+            let numbers = numbers.map(|part| part.to_string()).collect::<Vec<_>>().join(",");
             let mut command =
-                self.kedge(first + part, &["restart", image, "--at", &at, "--parts", &number]);
-            if part == 0 {
+                self.kedge(first + host, &["restart", image, "--at", &at, "--parts", &numbers]);
+            if host == 0 {
                 let file = File::options().append(true).open(out).expect("a file");
                 command.stdout(file);
             }
             command.spawn().expect("nsenter")
         };
-        let running: Vec<Child> = (0..parts).map(start).collect();
+        let running: Vec<Child> = (0..hosts).map(start).collect();
         let ended = running.into_iter().map(|child| child.wait_with_output().expect("ended"));
         let code = |ended: Output| {
             println!("{}", stderr(&ended));
@@ -130,6 +152,17 @@ fn a_remote_shell_has_the_streams_and_the_status_of_its_command() {
     let text = String::from_utf8_lossy(&said.stdout);
     assert_eq!(text, lines, "{} {}", stderr(&said), site.log());
     assert_eq!(stderr(&said), "aside\n");
+}
+
+#[test]
+fn a_job_that_goes_back_no_more_says_so_once() {
+    let Some(site) = Site::new("sshb", &[2]) else { return };
+    let program = ["sh", "-c", "ssh 10.79.1.2 true; ssh 10.79.1.2 true"];
+    let said = site.run_as(&["--recover"], &program).output().expect("nsenter");
+    assert!(said.status.success(), "{}", stderr(&said));
+    let warning = "--recover is off: the job has parts on other hosts";
+    assert_eq!(stderr(&said).matches(warning).count(), 1, "{}", stderr(&said));
+    assert_eq!(site.log().matches(warning).count(), 1, "{}", site.log());
 }
 
 #[test]
@@ -170,6 +203,29 @@ fn a_signal_to_a_remote_shell_reaches_its_command() {
     // As ssh itself ends.
     let ended = site.started[0].wait().expect("ended");
     assert_eq!(ended.signal(), Some(15), "{ended:?}");
+}
+
+/// What a command does not read of its input holds up neither signals nor what it says.
+#[test]
+fn a_signal_reaches_a_command_that_does_not_read_its_input() {
+    let Some(mut site) = Site::new("sshf", &[2]) else { return };
+    let home = site.cluster.world.home();
+    let (here, over) = (home.join("here"), home.join("over"));
+    let far = format!(
+        "trap \"echo over > {}; exit 3\" TERM; head -c 1; echo here > {}; \
+         while :; do sleep 0.05; done",
+        over.display(),
+        here.display()
+    );
+    site.start(&["sh", "-c", &format!("yes | ssh 10.79.1.2 '{far}'")]);
+    waits_for(&here);
+    // Until nothing more is taken.
+    thread::sleep(Duration::from_millis(500));
+    let all = family(site.started[0].id());
+    let shells: Vec<u32> = all.into_iter().filter(|pid| name_of(*pid) == "ssh").collect();
+    assert_eq!(shells.len(), 1, "{shells:?}");
+    send("TERM", &shells);
+    waits_for(&over);
 }
 
 #[test]
@@ -272,9 +328,9 @@ fn compiled(name: &str, site: &Site, compiler: &str) -> bool {
 }
 
 /// A launcher's own command line, unchanged, on so many hosts; saved, and brought back on others.
-fn mpi_comes_back(name: &str, compiler: &str, hosts: usize, launcher: &[&str]) {
+fn mpi_comes_back(name: &str, user: User, compiler: &str, hosts: usize, launcher: &[&str]) {
     const STEPS: u64 = 300;
-    let Some(mut site) = Site::new(name, &[hosts, hosts]) else { return };
+    let Some(mut site) = Site::of(name, user, &[hosts, hosts]) else { return };
     let home = site.cluster.world.home();
     if !compiled(name, &site, compiler) {
         return;
@@ -309,36 +365,41 @@ const OPEN_MPI: [&str; 10] = [
 #[test]
 fn open_mpi_on_two_hosts_comes_back_on_two_others() {
     let hosts = ["10.79.1.1,10.79.1.2"];
-    mpi_comes_back("ssho2", "mpicc.openmpi", 2, &[&OPEN_MPI[..], &hosts].concat());
+    let launcher = [&OPEN_MPI[..], &hosts].concat();
+    mpi_comes_back("ssho2", User::Same, "mpicc.openmpi", 2, &launcher);
+}
+
+#[test]
+fn so_it_does_for_an_ordinary_user() {
+    let hosts = ["10.79.1.1,10.79.1.2"];
+    let launcher = [&OPEN_MPI[..], &hosts].concat();
+    mpi_comes_back("ssho2n", User::Nobody, "mpicc.openmpi", 2, &launcher);
 }
 
 #[test]
 fn open_mpi_on_four_hosts_comes_back_on_four_others() {
     let hosts = ["10.79.1.1,10.79.1.2,10.79.1.3,10.79.1.4"];
-    mpi_comes_back("ssho4", "mpicc.openmpi", 4, &[&OPEN_MPI[..], &hosts].concat());
+    let launcher = [&OPEN_MPI[..], &hosts].concat();
+    mpi_comes_back("ssho4", User::Same, "mpicc.openmpi", 4, &launcher);
 }
 
-/// Not restarted: hosts that are namespaces share what MPICH takes for a sign of one machine, and
-/// its ranks use each other's memory.
+/// Which of the hosts its launcher takes for the one that it is on is its own affair: it may start
+/// a remote shell on its own host as well. Hosts that are namespaces share what UCX takes for a
+/// sign of one machine, and what tells it of devices.
 #[test]
-fn mpich_on_two_hosts_runs_as_parts_of_the_job() {
-    const STEPS: u64 = 20;
-    let Some(mut site) = Site::new("sshm2", &[2]) else { return };
-    if !compiled("sshm2", &site, "mpicc.mpich") {
-        return;
+fn mpich_on_two_hosts_comes_back_on_two_others() {
+    let devices = std::env::temp_dir().join(format!("kedge-sshm2-{}", std::process::id()));
+    fs::create_dir(&devices).expect("a folder");
+    for device in ["ka", "kb"] {
+        // As sysfs has them.
+        symlink("/nowhere", devices.join(device)).expect("a link");
     }
-    let launcher = ["mpiexec.mpich", "-hosts", "10.79.1.1,10.79.1.2", "-n", "2"];
-    site.start(&[&launcher[..], &["./mpi", &STEPS.to_string()]].concat());
-    let ended = site.started[0].wait().expect("ended");
-    let home = site.cluster.world.home();
-    let said = fs::read_to_string(home.join("err.0")).unwrap_or_default();
-    assert_eq!(ended.code(), Some(WELL), "{said} {}", site.log());
-    are_right(&steps_in(&home, 0), STEPS);
-    // Which of the hosts its launcher takes for the one that it is on is its own affair.
-    let jobs = [0, 1].map(|host| {
-        let jobs = site.cluster.output(host, &["ps", "--all"]);
-        String::from_utf8_lossy(&jobs.stdout).into_owned()
-    });
-    let is_part = |line: &str| line.starts_with("j.");
-    assert!(jobs.iter().any(|jobs| jobs.lines().any(is_part)), "{jobs:?} {}", site.log());
+    let own = host("own_devices.c", "own_devices.so", &["-shared", "-fPIC"]);
+    let (devices, own) = (devices.display().to_string(), own.display().to_string());
+    let launcher = [
+        &["mpiexec.mpich", "-genv", "UCX_TLS", "tcp,self", "-genv", "LD_PRELOAD", &own][..],
+        &["-genv", "KEDGE_DEVICES", &devices, "-hosts", "10.79.1.1,10.79.1.2", "-n", "2"],
+    ];
+    mpi_comes_back("sshm2", User::Same, "mpicc.mpich", 2, &launcher.concat());
+    fs::remove_dir_all(devices).expect("its own");
 }
