@@ -1,4 +1,4 @@
-/* kedge.h: checkpoints that a program asks for itself. C99 and C++, Linux; this header is all there is.
+/* kedge.h: checkpoints and moves that a program asks for itself. C99 and C++, Linux; this header is all there is.
  *
  *     #include <kedge.h>
  *
@@ -12,6 +12,11 @@
  * Any thread may ask. The program stands still for some milliseconds, with all of its job's processes; so
  * nothing is to be prepared. One checkpoint of a job at a time: where several processes are to be saved
  * together, one of them asks. docs/checkpoint.md has more.
+ *
+ *     if (kedge_migrate("local:1") != KEDGE_MOVED)     // all that the job has on its devices goes there
+ *         fprintf(stderr, "it stays where it is: %s\n", kedge_error());
+ *
+ * Other threads go on meanwhile, and stand still for some milliseconds at its end. docs/migrate.md has more.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */
@@ -38,6 +43,9 @@
 #define KEDGE_RESTARTED 1 /* brought back from the image that it asked for */
 #define KEDGE_FAILED (-1) /* no checkpoint: kedge_error() says why. Also wherever there is no kedge */
 
+/* What kedge_migrate() returns, or KEDGE_FAILED. */
+#define KEDGE_MOVED 0
+
 #if defined(__cplusplus)
 #define KEDGE_THREAD_ thread_local
 extern "C++" {
@@ -59,7 +67,7 @@ static KEDGE_UNUSED_ char *kedge_text_(void) {
     return text;
 }
 
-/* Why this thread's last kedge_checkpoint() failed. */
+/* Why this thread's last kedge_checkpoint() or kedge_migrate() failed. */
 static KEDGE_UNUSED_ const char *kedge_error(void) { return kedge_text_(); }
 
 static KEDGE_UNUSED_ int kedge_fail_(const char *why) {
@@ -228,6 +236,41 @@ static KEDGE_UNUSED_ int kedge_checkpoint(int until) {
     }
     fd = kedge_ask_("{\"version\":1,\"ask\":{\"checkpoint\":{\"stop\":false}}}");
     result = fd < 0 ? kedge_fail_("the job's supervisor does not answer") : kedge_wait_(fd, until, life, text);
+    if (fd >= 0) close(fd);
+    free(text);
+    return result;
+}
+
+/* Whether this can be said between quotes in JSON as it is. */
+static KEDGE_UNUSED_ int kedge_is_plain_(const char *text) {
+    for (; *text != '\0'; text++)
+        if (*text < ' ' || *text > '~' || *text == '"' || *text == '\\') return 0;
+    return 1;
+}
+
+static KEDGE_UNUSED_ int kedge_moves_(int fd, char *text) {
+    for (;;) {
+        int got = kedge_message_(fd, text);
+        if (got == 0) return kedge_fail_("the job's supervisor has hung up: kedge logs may say what became of the move");
+        if (got < 0) return kedge_fail_("the connection to the job has failed");
+        if (kedge_begins_(text, "{\"moving\":{\"event\":\"done\"")) return KEDGE_MOVED;
+        if (!kedge_begins_(text, "{\"moving\":")) return kedge_refused_(text);
+    }
+}
+
+/* Moves all that the job has on its devices to others, as `kedge migrate --to` names them, and waits for that. */
+static KEDGE_UNUSED_ int kedge_migrate(const char *to) {
+    char request[1200], *text;
+    int fd, result;
+    kedge_text_()[0] = '\0';
+    if (!kedge_present()) return kedge_fail_("the program was not started by kedge");
+    if (to == NULL || !kedge_is_plain_(to) || strlen(to) > 1000)
+        return kedge_fail_("no devices are named so: see kedge migrate --to");
+    snprintf(request, sizeof(request), "{\"version\":1,\"ask\":{\"migrate\":{\"to\":\"%s\",\"max_pause_ms\":50,\"rounds\":8}}}", to);
+    text = (char *)malloc(KEDGE_MOST_ + 1);
+    if (text == NULL) return kedge_fail_("no memory");
+    fd = kedge_ask_(request);
+    result = fd < 0 ? kedge_fail_("the job's supervisor does not answer") : kedge_moves_(fd, text);
     if (fd >= 0) close(fd);
     free(text);
     return result;

@@ -1,4 +1,4 @@
-"""Checkpoints that a program asks for itself.
+"""Checkpoints and moves that a program asks for itself.
 
     import kedge
 
@@ -7,7 +7,11 @@
 
 Any thread may ask. The program stands still for some milliseconds, with all of its job's processes, so
 nothing is to be prepared. One checkpoint of a job at a time: where several processes are to be saved
-together, one of them asks. docs/checkpoint.md has more. Needs nothing but Python 3.6.
+together, one of them asks. docs/checkpoint.md has more.
+
+    kedge.migrate("local:1")  # all that the job has on its devices goes there, while it runs
+
+docs/migrate.md has more. Needs nothing but Python 3.6.
 
 SPDX-License-Identifier: Apache-2.0 OR MIT
 """
@@ -19,7 +23,7 @@ import socket
 import struct
 import time
 
-__all__ = ["CAPTURED", "DURABLE", "GOES_ON", "RESTARTED", "Error", "checkpoint", "present"]
+__all__ = ["CAPTURED", "DURABLE", "GOES_ON", "RESTARTED", "Error", "checkpoint", "migrate", "present"]
 
 # Bytes of the longest path in a socket's address.
 _LONGEST = 107
@@ -49,7 +53,7 @@ GOES_ON, RESTARTED = Outcome.GOES_ON, Outcome.RESTARTED
 
 
 class Error(Exception):
-    """There was no checkpoint; the words say why."""
+    """There was no checkpoint, or no move; the words say why."""
 
 
 def present():
@@ -79,6 +83,37 @@ def checkpoint(until=DURABLE):
     except (OSError, ValueError) as error:
         raise Error("the job's supervisor does not answer: {}".format(error)) from error
     return _returned(before)
+
+
+def migrate(to, max_pause=None, rounds=8, rate=None, check=False, tell=None):
+    """Moves all that the job has on its devices to others, as `kedge migrate --to` names them.
+
+    Returns when it is there: the events, dictionaries as `kedge migrate --json` prints them. Each is also given to
+    `tell` as it comes. max_pause: seconds for which the job may stand still; it stays where it is rather than to do so
+    for longer. rate: bytes a second that cross, at most. check: only to find out whether it can. Raises Error where it
+    stays, and where there is no kedge.
+    """
+    if not present():
+        raise Error("the program was not started by kedge")
+    pause = 50 if max_pause is None else max(1, int(max_pause * 1000))
+    order = {"to": str(to), "max_pause_ms": pause, "rounds": int(rounds), "or_stay": max_pause is not None}
+    order.update({"check": bool(check)}, **({} if rate is None else {"rate": int(rate)}))
+    events = []
+    try:
+        with _ask({"migrate": order}) as job:
+            while True:
+                reply = _receive(job)
+                if reply is None:
+                    raise Error("the job's supervisor has hung up: kedge logs may say what became of the move")
+                if "moving" not in reply:
+                    raise Error(_failure(reply))
+                events.append(reply["moving"])
+                if tell is not None:
+                    tell(events[-1])
+                if events[-1].get("event") == "done":
+                    return events
+    except (OSError, ValueError) as error:
+        raise Error("the job's supervisor does not answer: {}".format(error)) from error
 
 
 def _returned(before):

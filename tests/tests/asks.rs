@@ -1,4 +1,4 @@
-//! Programs that ask for their own checkpoints: in C by include/kedge.h, in Python by
+//! Programs that ask for their own checkpoints and moves: in C by include/kedge.h, in Python by
 //! python/kedge.py.
 #![forbid(unsafe_code)]
 
@@ -59,20 +59,32 @@ fn world(name: &str, user: User) -> Option<World> {
 }
 
 fn in_c(world: &World) -> Vec<String> {
-    let program = world.parts().with_file_name("asks");
+    built(world, "asks")
+}
+
+fn built(world: &World, name: &str) -> Vec<String> {
+    let program = world.parts().with_file_name(name);
     let include = kedge_tests::root().join("include");
-    let source = kedge_tests::root().join("tests/hosts/asks.c");
+    let source = kedge_tests::root().join(format!("tests/hosts/{name}.c"));
     let mut compiler = Command::new("cc");
     compiler.args(["-std=gnu99", "-Wall", "-Wextra", "-Werror", "-O1", "-I"]).arg(include);
-    assert!(compiler.arg("-o").arg(&program).arg(source).status().expect("cc").success());
+    assert!(
+        compiler.arg("-o").arg(&program).arg(source).arg("-ldl").status().expect("cc").success()
+    );
     vec![program.display().to_string()]
 }
 
 fn in_python(world: &World) -> Vec<String> {
-    let at = world.parts().with_file_name("asks.py");
-    for (from, to) in [("python/kedge.py", "kedge.py"), ("tests/hosts/asks.py", "asks.py")] {
-        std::fs::copy(kedge_tests::root().join(from), at.with_file_name(to)).expect("a copy");
-    }
+    with_python(world, "asks")
+}
+
+fn with_python(world: &World, name: &str) -> Vec<String> {
+    let at = world.parts().with_file_name(format!("{name}.py"));
+    let copy = |from: &str, to: &Path| {
+        std::fs::copy(kedge_tests::root().join(from), to).expect("a copy");
+    };
+    copy("python/kedge.py", &at.with_file_name("kedge.py"));
+    copy(&format!("tests/hosts/{name}.py"), &at);
     // No file beside the module: the user may not write there.
     ["python3", "-B", &at.display().to_string()].map(str::to_owned).to_vec()
 }
@@ -154,4 +166,37 @@ fn without_kedge_and_with_nowhere_to_write_it_is_told() {
         assert!(said.starts_with("1 -1 ") && said.contains("/proc/nowhere"), "{said}");
         job.kill();
     }
+}
+
+/// A program's devices move because it asks for that, twice, and stay where that cannot be.
+fn moves_itself(program: &[String], user: User, world: &World) {
+    let words: Vec<&str> = program.iter().map(String::as_str).collect();
+    let places = ["soft", "soft", "127.0.0.1:1", "so\"ft"];
+    let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"];
+    let mut job = Asking::start(kedge_as(world, user, &[&run, &words[..], &places].concat()));
+    assert_eq!([job.says(), job.says()], ["0 same", "0 same"]);
+    let said = job.says();
+    assert!(said.starts_with("-1 same ") && said.contains("127.0.0.1:1"), "{said}");
+    let said = job.says();
+    assert!(said.starts_with("-1 same "), "{said}");
+    assert_eq!(job.ends(), Some(6));
+    let without = [&["run", "--gpu", "none", "--"], &words[..], &["soft"]].concat();
+    let said = Asking::start(kedge_as(world, user, &without)).says();
+    assert!(said.starts_with("-1 none ") && said.contains("no devices"), "{said}");
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg("soft").env_remove("KEDGE_CONTROL").stdout(Stdio::piped());
+    let said = Asking::start(command).says();
+    assert_eq!(said, "-1 none the program was not started by kedge");
+}
+
+#[test]
+fn a_c_program_that_moves_itself() {
+    let world = world("asksmc", User::Same).expect("the test's own user");
+    moves_itself(&built(&world, "moves"), User::Same, &world);
+}
+
+#[test]
+fn a_python_program_that_moves_itself() {
+    let Some(world) = world("asksmp", User::Nobody) else { return };
+    moves_itself(&with_python(&world, "moves"), User::Nobody, &world);
 }
