@@ -108,6 +108,7 @@ impl CheckArgs {
             stats: false,
             check: Some(Check { races: self.races, init: self.init, unused: self.unused }),
             trace: None,
+            move_to: None,
         })
     }
 }

@@ -19,6 +19,8 @@ enum What {
     Runtime { path: PathBuf },
     /// Describe the devices
     Devices,
+    /// Tell how much of each device's memory is free
+    Room,
     /// Run a kernel through the driver
     Kernel,
     /// Draw a number, and add one to it for each line, for `doctor`
@@ -72,6 +74,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Devices => {
             kedge_probe::devices(kedge_cuda_types::attribute::ALL)?.iter().try_for_each(line)
         }
+        What::Room => kedge_probe::rooms()?.iter().try_for_each(line),
         What::Kernel => Ok(kedge_probe::check_kernel()?),
         What::Count { on_device } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());

@@ -8,11 +8,12 @@ use crate::restart;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_control::gpu::GpuSpec;
 use kedge_control::stats::JobStats;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
-use kedge_supervisor::{End, Ended, Far, JobSpec, Outcome, RestartSpec, RunError, die_of};
+use kedge_supervisor::{End, Ended, Far, JobSpec, MoveTo, Outcome, RestartSpec, RunError, die_of};
 use kedge_supervisor::{kedge_again, resume};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -65,6 +66,13 @@ pub(crate) struct RunArgs {
     /// fast as the program does not notice much of it]
     #[arg(long, value_name = "SIZE")]
     drain_rate: Option<Size>,
+    /// Move the job's devices there once it runs, as `kedge migrate --to` does: start it on devices
+    /// far away, or in software, rather than to wait for others
+    #[arg(long, value_name = "DEVICES", conflicts_with = "resume")]
+    move_to: Option<GpuSpec>,
+    /// With --move-to: as soon as nobody else has memory of those devices to speak of
+    #[arg(long, requires = "move_to")]
+    when_free: bool,
     /// Of devices on another machine: how long a line that was cut is tried anew before the program
     /// is told that they are lost (an hour at most) [default: 60s]
     #[arg(long, value_name = "TIME")]
@@ -225,6 +233,11 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         let spec = resumed(&args, dir.clone(), job.clone(), policy.clone());
         return conclude(kedge_supervisor::restart(&spec), args.quiet);
     }
+    let move_to = args.move_to.as_ref().map(ToString::to_string);
+    let move_to = move_to.map(|to| MoveTo { to, when_free: args.when_free });
+    if move_to.is_some() && matches!(args.gpu, Some(JobGpu::None)) {
+        return Err(Failure::new("--move-to: a job of the CPU alone has no devices to move"));
+    }
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
@@ -255,6 +268,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         stats: args.stats.is_some(),
         check: None,
         trace: None,
+        move_to,
     };
     let end = kedge_supervisor::run(&spec);
     if let (Some(to), Ok(End::Ended(Ended { stats: Some(stats), .. }))) = (&args.stats, &end) {

@@ -102,6 +102,7 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         stats: false,
         check: None,
         trace: Some(Wanted { file: file.clone(), limit: args.limit.0 }),
+        move_to: None,
     };
     let end = kedge_supervisor::run(&spec);
     drop(made);

@@ -18,6 +18,7 @@ mod heartbeat;
 mod kernels;
 mod loops;
 mod model;
+mod room;
 mod runtime;
 mod soft;
 mod timing;
@@ -29,6 +30,7 @@ pub use far::obey;
 pub use heartbeat::{Held, beat};
 pub use loops::{hold_memory, time_loop};
 pub use model::{READS, WRITES, hold_objects, time_session, time_uses};
+pub use room::{Room, rooms};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};
 

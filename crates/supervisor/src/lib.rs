@@ -17,6 +17,7 @@ mod launcher;
 mod left;
 mod management;
 mod missed;
+mod mover;
 mod moving;
 mod owner;
 mod parts;
@@ -57,6 +58,7 @@ pub use keeper::{HeldImage, release};
 use left::Marks;
 use management::Management;
 use missed::Missed;
+pub use mover::MoveTo;
 pub use owner::{other_owner, start_as};
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};
@@ -107,6 +109,8 @@ pub struct JobSpec {
     pub check: Option<Check>,
     /// What it does and when is written down.
     pub trace: Option<Wanted>,
+    /// Where its devices move once it runs.
+    pub move_to: Option<MoveTo>,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.
@@ -189,6 +193,11 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         let kind = Kind::here(parts, gpu, &spec.limits);
         warm_of(&dir, &kind, &spec.policy)
     });
+    if let Some(to) = &spec.move_to {
+        // The same.
+        to.start(&name)
+            .map_err(|source| RunError::System { what: "start `kedge migrate`", source })?;
+    }
     let outcome = supervise(spec, &name, joint, &dir, devices.as_ref(), &keeper, warm.as_ref());
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());

@@ -102,6 +102,7 @@ pub(super) fn supervise(command: &str) -> Result<ExitCode, Failure> {
         stats: false,
         check: None,
         trace: None,
+        move_to: None,
     };
     conclude(kedge_supervisor::run(&spec), true)
 }

@@ -78,7 +78,7 @@ impl Own {
 }
 
 /// In the child: goes on as a process of its own session that no supervisor is the parent of.
-fn leave() -> io::Result<()> {
+pub(crate) fn leave() -> io::Result<()> {
     // SAFETY: plain calls; the process that forks ends at once, without a word to whoever shares
     // its memory's buffers.
     unsafe {

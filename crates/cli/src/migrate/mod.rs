@@ -1,13 +1,16 @@
 //! `kedge migrate`.
 
+mod when;
+
 use crate::Failure;
 use crate::output;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
-use kedge_supervisor::control::{self, Migrate, Moving, Settles};
+use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use std::time::Duration;
+use when::{Waiting, When};
 
 const AFTER_HELP: &str = "\
 What the job has on its devices crosses to new ones while the program runs, in rounds: first all \
@@ -26,7 +29,12 @@ A program may change its memory faster than that crosses. Without --max-pause it
 still for as long as what has changed needs; with it, the job stays where it is, unless \
 --stop-and-copy.
 
-With --json, a line for each event: round (process, round, bytes, seconds), pause (process, \
+--when says when that begins: at a time (+10m); idle, when the job has asked nothing of its devices \
+for a second; free, when nobody else has memory of the devices that it is to go to to speak of. \
+Until then nothing has begun, and Ctrl-C ends the wait. With --keep-trying a move that cannot be \
+is tried again, at first after 5 s, later less often, until the job has moved or ended.
+
+With --json, a line for each event: waits (for, why), round (process, round, bytes, seconds), pause (process, \
 bytes, seconds, why: fits, no-less, rounds or anew), stays (process, bytes, seconds) and done \
 (processes, seconds).
 
@@ -34,10 +42,15 @@ Examples:
   kedge migrate sim --to soft
   kedge migrate sim --to local:1
   kedge migrate sim --to gpu-host:7531/0
+  kedge migrate sim --to local:1 --when free --keep-trying
   kedge migrate sim --to soft --max-pause 20ms --json";
 
 /// What a pause is to be within where nothing is said of it.
 const MAX_PAUSE: Duration = Duration::from_millis(50);
+
+/// Between a move that could not be and the next try, at first and at last.
+const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN_MOST: Duration = Duration::from_secs(300);
 
 /// Move a running job's devices elsewhere
 #[derive(Debug, Args)]
@@ -49,6 +62,15 @@ pub(crate) struct MigrateArgs {
     /// Where to: soft, local[:I,J…] or HOST[:PORT][/I,J…]
     #[arg(long, value_name = "DEVICES")]
     to: String,
+    /// When that begins: now, idle, free, or after a time, such as +10m
+    #[arg(long, value_name = "WHEN", default_value = "now")]
+    when: When,
+    /// Where it cannot move, try again until it can
+    #[arg(long)]
+    keep_trying: bool,
+    /// The job is about to begin
+    #[arg(long, hide = true)]
+    begins: bool,
     /// Have the program stand still for no longer than this, as far as that can be expected, or
     /// stay. Without it: as soon as what is left is expected to cross within 50 ms, or, if that
     /// does not come, for as long as it takes
@@ -74,25 +96,67 @@ pub(crate) struct MigrateArgs {
 }
 
 pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
+    let jobs = Jobs::open()?;
+    if args.begins {
+        when::wait_for_its_beginning(&jobs, &args.job);
+    }
+    let mut printed = Ok(());
+    let mut print = |said: String| {
+        // The move goes on without anybody who reads.
+        if printed.is_ok() {
+            printed = output::print(&said);
+        }
+    };
+    let mut pause = AGAIN;
+    loop {
+        when::wait(args.when, &jobs, &args.job, &args.to, |waiting| print(awaited(waiting, args)));
+        let moved = control::migrate(&jobs, &args.job, &order(args), |moving| {
+            print(match args.json {
+                true => line(moving),
+                false => told(moving, args),
+            });
+        });
+        match moved {
+            Ok(()) => return Ok(printed?),
+            Err(AskError::Failed(why)) if args.keep_trying => {
+                let seconds = pause.as_secs();
+                output::complain(&format!("{}: {why}; tried again in {seconds} s", args.job));
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(AGAIN_MOST);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// What the job is asked for.
+fn order(args: &MigrateArgs) -> Migrate {
     let max_pause = args.max_pause.as_ref().map_or(MAX_PAUSE, |time| time.0);
     let max_pause_ms = u64::try_from(max_pause.as_millis()).unwrap_or(u64::MAX);
     // Who names a time counts on it; who does not wants the job moved.
     let or_stay = args.max_pause.is_some() && !args.stop_and_copy;
     let rate = args.rate.map(|rate| rate.0);
     let (to, rounds, check) = (args.to.clone(), args.rounds, args.check);
-    let order = Migrate { to, max_pause_ms, rounds, or_stay, rate, check };
-    let mut printed = Ok(());
-    control::migrate(&Jobs::open()?, &args.job, &order, |moving| {
-        let said = match args.json {
-            true => serde_json::to_string(moving).map(|line| line + "\n").unwrap_or_default(),
-            false => told(moving, args),
-        };
-        // The move goes on without anybody who reads.
-        if printed.is_ok() {
-            printed = output::print(&said);
-        }
-    })?;
-    Ok(printed?)
+    Migrate { to, max_pause_ms, rounds, or_stay, rate, check }
+}
+
+fn line(event: &impl serde::Serialize) -> String {
+    serde_json::to_string(event).map(|line| line + "\n").unwrap_or_default()
+}
+
+/// What is waited for, as it is asked to be told.
+fn awaited(waiting: &Waiting, args: &MigrateArgs) -> String {
+    if args.json {
+        return line(waiting);
+    }
+    let Waiting::Waits { what, why } = waiting;
+    let until = match *what {
+        "idle" => "until the job asks nothing of its devices",
+        "free" => "until those devices are free",
+        _ => "for the time to come",
+    };
+    let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    format!("waiting {until}{why}\n")
 }
 
 /// An event, for people.
