@@ -501,3 +501,21 @@ fn a_local_disk_keeps_a_removed_file_until_the_disk_below_knows() {
     }
     assert_eq!(held(), 0, "it takes the disk's room");
 }
+
+#[test]
+fn a_local_disk_cuts_a_file_once_the_disk_below_has() {
+    let scratch = Scratch::new("cut");
+    let mut engine = scratch.engine(&[DISK], Fsync::Nvme);
+    let flag = scratch.0.join("lost");
+    fail_at(&mut engine, &format!("lost={}", flag.display()));
+    let file = open(&engine, &scratch.below("a"));
+    write(&engine, &file, 0, &[1; 8192]);
+    engine.fsync(&file).expect("on the disk");
+    let caller = Caller { user: 0, group: 0, process: 0 };
+    fs::write(&flag, "").expect("a file");
+    let cut = engine.truncate(&file.file, caller, &file.below, 100);
+    assert!(cut.is_err(), "after a power cut, the file would have none of both lengths");
+    assert_eq!(holders(&file), [0]);
+    engine.truncate(&file.file, caller, &file.below, 100).expect("shorter");
+    assert_eq!(fs::metadata(scratch.below("a")).expect("a").len(), 100);
+}

@@ -44,6 +44,11 @@ impl Engine {
         // A part on its way below would make the file longer again.
         let alone = file.alone(0..u64::MAX);
         caller.run(|| Ok(rustix::fs::ftruncate(below, size)?))?;
+        let durable = |tier: usize| self.tiers[tier].is_durable();
+        if file.lock().extents.holder(&(size..u64::MAX), durable).is_some() {
+            // The file may only be as long as it was because of what a local disk has, and forgets.
+            self.sync_below(file, || below.sync_data())?;
+        }
         let _world = self.world.read();
         let mut state = file.lock();
         let (parts, freed) = state.extents.forget(size..u64::MAX);
