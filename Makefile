@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-checkpoints soak-interrupts check deny package package-test install uninstall clean
+.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-power soak-checkpoints soak-interrupts check deny package package-test install uninstall clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ soak-kernels: build ## the engine's tests under Linux 5.10 and 6.1 (KERNELS="5.4
 
 soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20), resumable in slices of 10 minutes
 	@scripts/soak-restarts --rounds $(or $(ROUNDS),20)
+
+soak-power: build ## the power of a node with a write-back cache cut 1,000 times for each policy (ROUNDS=1000), resumable in slices of 10 minutes
+	@scripts/soak-power --rounds $(or $(ROUNDS),1000)
 
 soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 times: nothing may grow (about ten minutes)
 	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu_incremental many_checkpoints

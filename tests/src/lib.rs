@@ -8,6 +8,7 @@ mod build;
 pub mod cached;
 pub mod cluster;
 mod directives;
+pub mod disk;
 mod hosts;
 mod interrupted;
 pub mod job;
