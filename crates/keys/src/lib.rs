@@ -4,7 +4,8 @@
 //! pinned. [`accept`] and [`connect`] shake hands on a connection: each end shows its certificate,
 //! and takes the other's only if it is, byte for byte, a pinned one. What comes of it is
 //! [`Secrets`], which another process may be given; [`Secrets::records`] makes the [`Sealer`] and
-//! the [`Opener`] of them. All cryptography is that of rustls and ring.
+//! the [`Opener`] of them. [`PskChannel`] has them of a secret that two ends share already. All
+//! cryptography is that of rustls and ring.
 #![forbid(unsafe_code)]
 
 mod certificate;
@@ -18,6 +19,9 @@ mod identity;
 mod limits;
 mod name;
 mod pins;
+mod psk;
+#[cfg(test)]
+mod psk_tests;
 mod records;
 #[cfg(test)]
 mod records_tests;
@@ -35,6 +39,7 @@ pub use identity::Identity;
 pub use limits::{BadLimits, Limits, MOST_DEVICES};
 pub use name::{BadName, Name};
 pub use pins::{Pins, Refusal};
+pub use psk::{PSK_BYTES, PskChannel, PskEnd, PskError, new_psk};
 pub use records::{Opener, RecordError, Sealer, Told};
 pub use secrets::{Secrets, TrafficKey};
 pub use store::{Keys, Standing};

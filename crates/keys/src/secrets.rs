@@ -3,7 +3,9 @@
 use crate::provider;
 use crate::records::{Opener, RecordError, Sealer};
 use kedge_wire::wire;
-use rustls::{ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite, Tls13CipherSuite};
+use rustls::{
+    CipherSuite, ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite, Tls13CipherSuite,
+};
 use std::fmt;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
@@ -87,4 +89,10 @@ impl TrafficKey {
 fn suite(number: u16) -> Option<&'static Tls13CipherSuite> {
     let mut suites = provider().cipher_suites.into_iter();
     suites.find(|suite| u16::from(suite.suite()) == number)?.tls13()
+}
+
+/// Returns the suite of those who have agreed on one beforehand.
+pub(crate) fn agreed_suite() -> Result<&'static Tls13CipherSuite, RecordError> {
+    let number = CipherSuite::TLS13_AES_256_GCM_SHA384.into();
+    suite(number).ok_or(RecordError::Suite(number))
 }
