@@ -7,6 +7,7 @@ use crate::Failure;
 use crate::run::conclude;
 use kedge_control::job::Launch;
 use kedge_image::DeviceLimits;
+use kedge_keys::PskEnd;
 use kedge_supervisor::policy::{JobGpu, Policy};
 use kedge_supervisor::{JobSpec, KEY, kedge_again};
 use rustix::io::Errno;
@@ -117,7 +118,7 @@ pub(super) fn end(command: &str) -> Result<ExitCode, Failure> {
     set_child_subreaper(Some(getpid()))?;
     let reaper = Reaper::new()?;
     let mut child = start(command)?;
-    let mut relay = Relay::new(link)?;
+    let mut relay = Relay::new(link, streams.secret, PskEnd::Second)?;
     if let Some(stdin) = child.stdin.take() {
         relay.write_to(Stream::In, OwnedFd::from(stdin));
     }

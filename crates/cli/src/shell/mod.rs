@@ -19,6 +19,7 @@ mod relay;
 use crate::Failure;
 use clap::Args;
 use kedge_control::job::Launch;
+use kedge_keys::PSK_BYTES;
 use kedge_supervisor::jobs::SHELL;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -65,6 +66,8 @@ struct Streams {
     address: SocketAddr,
     /// Its halves show each end that the other one is it.
     token: String,
+    /// What seals all that they say afterwards: nobody else has it.
+    secret: [u8; PSK_BYTES],
 }
 
 /// What the end that connects shows of the token, and what the other one answers.

@@ -11,6 +11,7 @@ use kedge_control::job::{Ask, FailureKind, Launch, Reply, Request as Asked, VERS
 use kedge_control::job::{receive, send};
 use kedge_control::joblog::JobLog;
 use kedge_coordinator::JobKey;
+use kedge_keys::{PSK_BYTES, PskEnd};
 use kedge_supervisor::die_of;
 use kedge_supervisor::jobs::SHELL;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -77,7 +78,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     // A checkpoint may begin.
     drop(asker);
     let ended = match begun {
-        Ok(Begun::There(link)) => hold(link, carried.no_input),
+        Ok(Begun::There(link, secret)) => hold(link, secret, carried.no_input),
         // Nothing has run there, and nothing was read from the input.
         Ok(Begun::Absent(why)) => {
             output::complain(&why);
@@ -183,7 +184,7 @@ fn ask_once(control: &Path, toward: Option<String>) -> io::Result<(UnixStream, R
 
 enum Begun {
     /// The other end is there.
-    There(TcpStream),
+    There(TcpStream, [u8; PSK_BYTES]),
     /// There is no kedge: in words.
     Absent(String),
     /// ssh, or kedge on the other host, has said why not.
@@ -193,7 +194,7 @@ enum Begun {
 /// Has the system's ssh start the part, and returns when its end is connected and ssh has ended.
 fn begin(real: &Path, carried: &Carried, launch: Launch) -> io::Result<Begun> {
     let (listener, streams) = listen(&launch)?;
-    let mut door = Door { listener, token: streams.token.clone(), comers: Vec::new() };
+    let mut door = Door { listener, streams: streams.clone(), comers: Vec::new() };
     let own = std::env::current_exe()?;
     let kedge = std::env::var_os(REMOTE).unwrap_or_else(|| own.into_os_string());
     let mut ssh = system(real);
@@ -227,12 +228,14 @@ fn meet(door: &mut Door, host: &str, ssh: &mut Child) -> io::Result<Begun> {
             ended = ssh.try_wait()?.map(|status| (code(status), Instant::now()));
         }
         match (link.take(), ended) {
-            (Some(link), Some(_)) => return Ok(Begun::There(link)),
+            (Some(link), Some(_)) => {
+                return Ok(Begun::There(link, door.streams.secret));
+            }
             (Some(link), None) if since.is_some_and(|since| since.elapsed() > SOON) => {
                 // Nothing is to be had from it any more.
                 ssh.kill()?;
                 ssh.wait()?;
-                return Ok(Begun::There(link));
+                return Ok(Begun::There(link, door.streams.secret));
             }
             (None, Some((0, at))) if at.elapsed() > SOON => {
                 output::complain(&format!("{host}: nothing has connected from there"));
@@ -255,13 +258,14 @@ fn listen(launch: &Launch) -> io::Result<(TcpListener, Streams)> {
     listener.set_nonblocking(true)?;
     let address = SocketAddr::new(launch.own, listener.local_addr()?.port());
     let token = String::from_utf8_lossy(JobKey::generate()?.text()).into_owned();
-    Ok((listener, Streams { address, token }))
+    let secret = kedge_keys::new_psk().map_err(io::Error::other)?;
+    Ok((listener, Streams { address, token, secret }))
 }
 
 /// Where the other end comes in: it shows the first half of the token, and is shown the other one.
 struct Door {
     listener: TcpListener,
-    token: String,
+    streams: Streams,
     /// Those who have not shown theirs yet, what they have, and since when they are there.
     comers: Vec<(TcpStream, Vec<u8>, Instant)>,
 }
@@ -282,7 +286,7 @@ impl Door {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => return Err(error),
         }
-        let (asked, answer) = halves(&self.token);
+        let (asked, answer) = halves(&self.streams.token);
         let mut index = 0;
         while let Some((comer, shown, since)) = self.comers.get_mut(index) {
             let has_time = since.elapsed() < ENTRANCE;
@@ -332,9 +336,9 @@ enum Ended {
 }
 
 /// Holds the streams until the command has ended.
-fn hold(link: TcpStream, no_input: bool) -> io::Result<Ended> {
+fn hold(link: TcpStream, secret: [u8; PSK_BYTES], no_input: bool) -> io::Result<Ended> {
     let caught = Caught::new()?;
-    let mut relay = Relay::new(link)?;
+    let mut relay = Relay::new(link, secret, PskEnd::First)?;
     match no_input {
         true => relay.say(&Frame::End(Stream::In)),
         false => relay.read_from(Stream::In, io::stdin().as_fd().try_clone_to_owned()?),
@@ -424,7 +428,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let at = listener.local_addr().unwrap();
-        (Door { listener, token: "abcdefgh".into(), comers: Vec::new() }, at)
+        let streams = Streams { address: at, token: "abcdefgh".into(), secret: [0; PSK_BYTES] };
+        (Door { listener, streams, comers: Vec::new() }, at)
     }
 
     fn soon(door: &mut Door) -> Option<TcpStream> {

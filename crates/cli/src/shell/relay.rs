@@ -1,10 +1,12 @@
 //! Streams on the one side, and on the other the connection to the other end of a remote shell.
 //! One thread, which waits for all of them at once, so that no stream waits for another: of each,
 //! no more is sent than the other end has room for ([`WINDOW`]), and so the connection is always
-//! read, whoever does not read his stream.
+//! read, whoever does not read his stream. Between the two ends all is sealed by a secret that only
+//! they have: ssh has carried it.
 
 use super::bytes::Bytes;
 use super::frame::{Decoder, Frame, MOST, Stream, WINDOW, put_data};
+use kedge_keys::{PSK_BYTES, PskChannel, PskEnd, PskError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
@@ -48,6 +50,12 @@ struct Sink {
     untold: usize,
     /// Nothing more comes.
     ends: bool,
+}
+
+/// Which life of an image this is: what a restart makes of a connection is another socket. Both are
+/// numbers that a kernel gives once.
+fn life(link: &TcpStream) -> io::Result<(u64, u64)> {
+    Ok((sockopt::socket_cookie(link)?, fstat(link)?.st_ino))
 }
 
 /// How a file takes bytes so that nobody waits for whoever reads them.
@@ -96,6 +104,10 @@ impl Sink {
 #[derive(Debug)]
 pub(super) struct Relay {
     link: TcpStream,
+    channel: PskChannel,
+    life: (u64, u64),
+    /// What is to be sealed, and what is to be sent.
+    plain: Vec<u8>,
     out: Bytes,
     decoder: Decoder,
     sources: Vec<Source>,
@@ -110,7 +122,11 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn new(link: TcpStream) -> io::Result<Relay> {
+    /// Makes one end of the two that have this secret.
+    ///
+    /// # Errors
+    /// The connection is lost, or the system gives no random numbers.
+    pub(super) fn new(link: TcpStream, secret: [u8; PSK_BYTES], end: PskEnd) -> io::Result<Relay> {
         link.set_nonblocking(true)?;
         link.set_nodelay(true)?;
         // A host that is lost says nothing.
@@ -119,7 +135,10 @@ impl Relay {
         sockopt::set_tcp_keepintvl(&link, ASK)?;
         sockopt::set_tcp_keepcnt(&link, ASKED)?;
         Ok(Relay {
+            life: life(&link)?,
+            channel: PskChannel::new(secret, end).map_err(io::Error::other)?,
             link,
+            plain: Vec::new(),
             out: Bytes::default(),
             decoder: Decoder::default(),
             sources: Vec::new(),
@@ -141,7 +160,7 @@ impl Relay {
     }
 
     pub(super) fn say(&mut self, frame: &Frame) {
-        frame.put(self.out.end());
+        frame.put(&mut self.plain);
     }
 
     /// Signals and the command's end that have come since this was asked.
@@ -165,7 +184,7 @@ impl Relay {
 
     /// Whether all that was said has been sent.
     pub(super) fn has_sent(&self) -> bool {
-        self.out.is_empty()
+        self.plain.is_empty() && self.out.is_empty()
     }
 
     /// Closes all streams.
@@ -189,6 +208,7 @@ impl Relay {
         also: Option<BorrowedFd<'_>>,
         wait: Option<Duration>,
     ) -> io::Result<bool> {
+        self.seal();
         let ready = self.wait(also, wait)?;
         let Some((link, rest)) = ready.split_first() else { return Ok(false) };
         let (sinks, rest) = rest.split_at(self.sinks.len());
@@ -209,7 +229,7 @@ impl Relay {
         wait: Option<Duration>,
     ) -> io::Result<Vec<PollFlags>> {
         let when = |is: bool, flags: PollFlags| if is { flags } else { PollFlags::empty() };
-        let has_room = self.out.len() < WAITING;
+        let has_room = self.plain.len() + self.out.len() < WAITING;
         // Whoever is not to be waited for is not asked about: what has ended is always ready.
         let link = (!self.closed).then(|| {
             let flags = PollFlags::IN | when(!self.out.is_empty(), PollFlags::OUT);
@@ -294,7 +314,7 @@ impl Relay {
                 Ok(0) => ended.push(source.stream),
                 Ok(read) => {
                     source.room -= read;
-                    put_data(source.stream, &self.buffer[..read], self.out.end());
+                    put_data(source.stream, &self.buffer[..read], &mut self.plain);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(_) => ended.push(source.stream),
@@ -304,7 +324,31 @@ impl Relay {
         self.sources.retain(|source| !ended.contains(&source.stream));
     }
 
+    /// Seals what was said, as soon as the other end has shown itself.
+    fn seal(&mut self) {
+        let sealed = self.try_to_seal();
+        self.closed |= sealed.is_err();
+    }
+
+    fn try_to_seal(&mut self) -> Result<(), PskError> {
+        if !self.plain.is_empty() && !self.closed {
+            // What is to be sealed has been read: whatever life begins from here on would seal the
+            // same by the same key.
+            let life = life(&self.link).map_err(|_| PskError::Ended)?;
+            if life != self.life {
+                self.life = life;
+                self.channel.renew()?;
+            }
+            if self.channel.seal(&self.plain, self.out.end())? {
+                self.plain.clear();
+            }
+        }
+        self.channel.greet(self.out.end());
+        Ok(())
+    }
+
     fn exchange(&mut self, ready: PollFlags) {
+        self.seal();
         // What was just said is sent at once where it can be.
         if !self.out.is_empty() {
             match (&self.link).write(self.out.waiting()) {
@@ -317,8 +361,9 @@ impl Relay {
             match (&self.link).read(&mut self.buffer) {
                 Ok(0) => self.closed = true,
                 Ok(read) => {
-                    self.decoder.end().extend_from_slice(&self.buffer[..read]);
+                    let opened = self.channel.open(&self.buffer[..read], self.decoder.end());
                     self.take();
+                    self.closed |= opened.is_err();
                 }
                 Err(error) if passes(&error) => {}
                 Err(_) => self.closed = true,
@@ -372,4 +417,85 @@ impl Relay {
 
 fn passes(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{PipeReader, PipeWriter, pipe};
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// Two ends that have these secrets; what is written here comes out there.
+    fn pair(secrets: [u8; 2]) -> (Relay, Relay, PipeWriter, PipeReader) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (two, _) = listener.accept().unwrap();
+        let relay = |link, secret, end| Relay::new(link, [secret; PSK_BYTES], end).unwrap();
+        let mut near = relay(one, secrets[0], PskEnd::First);
+        let mut far = relay(two, secrets[1], PskEnd::Second);
+        let ((from, writer), (reader, to)) = (pipe().unwrap(), pipe().unwrap());
+        near.read_from(Stream::In, from.into());
+        far.write_to(Stream::In, to.into());
+        (near, far, writer, reader)
+    }
+
+    /// Turns both until it is so.
+    fn until(near: &mut Relay, far: &mut Relay, so: impl Fn(&Relay, &Relay) -> bool) {
+        let (begin, wait) = (Instant::now(), Some(Duration::from_millis(1)));
+        while !so(near, far) {
+            assert!(begin.elapsed() < SOON, "{near:?} {far:?}");
+            near.turn(None, wait).unwrap();
+            far.turn(None, wait).unwrap();
+        }
+    }
+
+    /// Until so much has come, of which as much as fits waits in the pipe.
+    fn comes(near: &mut Relay, far: &mut Relay, reader: &mut PipeReader, text: &[u8]) {
+        until(near, far, |_, far| {
+            rustix::io::ioctl_fionread(&reader).unwrap() == text.len() as u64 && far.has_written()
+        });
+        let mut found = vec![0; text.len()];
+        reader.read_exact(&mut found).unwrap();
+        assert_eq!(found, text);
+    }
+
+    #[test]
+    fn streams_go_on_in_another_life() {
+        let (mut near, mut far, mut writer, mut reader) = pair([7, 7]);
+        writer.write_all(b"before").unwrap();
+        comes(&mut near, &mut far, &mut reader, b"before");
+        // As it is after a restart: the connections are other sockets.
+        (near.life, far.life) = ((0, 0), (0, 0));
+        writer.write_all(b"after").unwrap();
+        comes(&mut near, &mut far, &mut reader, b"after");
+        assert_ne!(near.life, (0, 0));
+        far.say(&Frame::Exit(3));
+        until(&mut near, &mut far, |near, _| !near.told.is_empty());
+        assert_eq!(near.told(), [Frame::Exit(3)]);
+    }
+
+    #[test]
+    fn who_has_another_secret_hears_nothing() {
+        let (mut near, mut far, mut writer, reader) = pair([7, 8]);
+        writer.write_all(b"secret").unwrap();
+        until(&mut near, &mut far, |_, far| far.is_closed());
+        assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 0);
+    }
+
+    /// No more is sent than there is room for, and signals pass all the same.
+    #[test]
+    fn a_stream_that_nobody_reads_holds_up_nothing_else() {
+        let (mut near, mut far, mut writer, reader) = pair([7, 7]);
+        let fills = std::thread::spawn(move || while writer.write_all(&[5; 4096]).is_ok() {});
+        until(&mut near, &mut far, |near, _| near.sources[0].room == 0);
+        near.say(&Frame::Signal(15));
+        until(&mut near, &mut far, |_, far| !far.told.is_empty());
+        assert_eq!(far.told(), [Frame::Signal(15)]);
+        assert!(far.sinks[0].waits.len() <= WINDOW);
+        drop((near, reader));
+        fills.join().unwrap();
+    }
 }
