@@ -300,6 +300,27 @@ fn streams_go_on_after_a_restart_on_other_hosts() {
     assert!(shell == "b2\nj.1\n" || shell == "b2\nj.2\n", "{shell}");
 }
 
+/// The line that has started the job goes on with it, all of its parts on this host.
+#[test]
+fn a_job_with_remote_shells_is_resumed_on_one_host() {
+    const STEPS: u64 = 120;
+    let Some(mut site) = Site::new("sshu", &[2]) else { return };
+    let home = site.cluster.world.home();
+    build(&site.cluster.world, "steps", &[]);
+    allow(&home, STEPS / 2);
+    let line = format!("ssh 10.79.1.2 'cd {} && exec ./steps {STEPS} 10 2 1 go'", home.display());
+    site.start(&["sh", "-c", &line]);
+    wait_for_steps(&home, 0, 20);
+    site.stop();
+    site.started[0].wait().expect("ended");
+    allow(&home, STEPS);
+    let out = File::options().append(true).open(home.join("out.0")).expect("a file");
+    let mut again = site.run_as(&["--resume"], &["sh", "-c", &line]);
+    let ended = again.stdout(out).output().expect("nsenter");
+    assert_eq!(ended.status.code(), Some(WELL), "{} {}", stderr(&ended), site.log());
+    is_right(&home, 0, STEPS);
+}
+
 /// Each line is the step after the one before, of one run; up to the last.
 fn are_right(lines: &[String], steps: u64) {
     let field = |line: &str, index: usize| line.split(' ').nth(index).unwrap_or("").to_owned();
