@@ -367,6 +367,32 @@ static void advice(void) {
     }
 }
 
+// Shared memory and its advice, which a child has not got, or has not got as it is here.
+static void advice_on_shared(void) {
+    static const int kinds[][2] = {{MADV_DONTFORK, MADV_DONTFORK}, {MADV_DONTDUMP, MADV_DONTDUMP},
+                                   {MADV_DONTFORK, MADV_DONTDUMP}};
+    static char *shared[3], *own[3];
+    for (int i = 0; i < 3; i++) {
+        if (!begun) {
+            int fd = memfd_create("advice", 0);
+            REQUIRE(fd >= 0 && ftruncate(fd, PAGE) == 0);
+            shared[i] = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            own[i] = map(3 * PAGE);
+            REQUIRE(shared[i] != MAP_FAILED && mprotect(own[i] + PAGE, PAGE, PROT_NONE) == 0);
+            for (int j = 0; j < 2; j++) {
+                REQUIRE(madvise(shared[i], PAGE, kinds[i][j]) == 0);
+                REQUIRE(madvise(own[i], PAGE, kinds[i][j]) == 0);
+            }
+            shared[i][5] = own[i][5] = 10 + i;
+        }
+        KEEP(2 * i, flags_of(shared[i], "dcdd"));
+        KEEP(2 * i + 1, flags_of(own[i], "dcdd"));
+        SAME(flags_of(shared[i], "dcdd"), i + 1);
+        SAME(shared[i][5], 10 + i);
+        SAME(own[i][5], 10 + i);
+    }
+}
+
 // Memory that the kernel may drop is dropped by a restart: what random numbers are made of must not
 // come twice.
 static void droppable(void) {
@@ -492,6 +518,7 @@ static const struct { const char *name; void (*look)(void); } FEATURES[] = {
     {"ended_leader", ended_leader}, {"subreaper", subreaper}, {"terminal_owner", terminal_owner}, {"stopped", stopped}, {"trap", trap},
     {"removed_folder", removed_folder}, {"removed_folder_that_is_open", removed_folder_that_is_open},
     {"folder_of_ended", folder_of_ended}, {"removed_device", removed_device}, {"advice", advice},
+    {"advice_on_shared", advice_on_shared},
     {"droppable", droppable}, {"private_views", private_views}, {"program_in_memory", program_in_memory},
     {"lock_owner", lock_owner}, {"other_name", other_name}, {"ended_pidfds", ended_pidfds},
 };

@@ -28,7 +28,7 @@ features! {
     sessions ended_leader subreaper
     stopped trap
     removed_folder removed_folder_that_is_open folder_of_ended removed_device
-    advice droppable private_views
+    advice advice_on_shared droppable private_views
     program_in_memory lock_owner ended_pidfds other_name terminal_owner
 }
 

@@ -4,10 +4,11 @@
 //! process's are told when it goes on already, and what it maps otherwise by then is looked for in
 //! what was told just before the pause.
 
+use super::inherited::NOT_INHERITED;
 use crate::EngineError;
 use crate::maps::{self, Mapping};
 use crate::proc;
-use crate::state::ProcessState;
+use crate::state::{ProcessState, Saved};
 use crate::track::Run;
 use libc::pid_t;
 use std::thread::{self, JoinHandle};
@@ -84,6 +85,28 @@ fn tell(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
             maps::with_flags(proc::reach(pid))
         }
         told => told,
+    }
+}
+
+/// Adds the flags of the mappings that a clone of `state`'s process has not inherited, as the
+/// process has them by now: it goes on already. What it has there no longer keeps what is known.
+pub(super) fn add_not_inherited(state: &mut ProcessState) {
+    let is_missing = |saved: &Saved| saved.flags.iter().any(|flag| flag == NOT_INHERITED);
+    if !state.mappings.iter().any(is_missing) {
+        return;
+    }
+    // Of one that has ended, nothing is told.
+    let Ok(told) = tell(state.ids.pid) else { return };
+    for saved in state.mappings.iter_mut().filter(|saved| is_missing(saved)) {
+        let place = (saved.start, saved.end);
+        let found = find(&told, place, saved.shared);
+        let same = found.filter(|at| {
+            (at.start, at.end) == place && at.flags.iter().any(|flag| flag == NOT_INHERITED)
+        });
+        if let Some(found) = same {
+            saved.flags.retain(|flag| !found.flags.contains(flag));
+            saved.flags.extend(found.flags.iter().cloned());
+        }
     }
 }
 

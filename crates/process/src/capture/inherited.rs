@@ -12,7 +12,7 @@ use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
-const NOT_INHERITED: &str = "dc";
+pub(super) const NOT_INHERITED: &str = "dc";
 
 /// The flag of those whose pages the kernel may drop: what random numbers are made of must not come
 /// twice, so none of it is stored.
@@ -42,6 +42,11 @@ impl Held {
         let mut marked = None;
         let mut chunks = Vec::new();
         for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
+            let missing = !inherited(mapping);
+            if missing && !huge::is_private(mapping) {
+                saved.flags.retain(|flag| flag != NOT_INHERITED);
+                saved.flags.push(NOT_INHERITED.to_owned());
+            }
             if !memory::own(mapping) {
                 continue;
             }
@@ -51,11 +56,10 @@ impl Held {
                 memory::split(mapping, &runs, &mut chunks);
                 continue;
             }
-            if !inherited(mapping) {
-                saved.flags.push(NOT_INHERITED.to_owned());
-            } else if !pages.are_wiped(mapping).map_err(failed)?
-                || !is_marked(mapping, at, &mut marked)?
-            {
+            let is_stored = missing
+                || pages.are_wiped(mapping).map_err(failed)?
+                    && is_marked(mapping, at, &mut marked)?;
+            if !is_stored {
                 continue;
             }
             self.written.push(mapping.start);

@@ -1,7 +1,7 @@
 //! Writing what is held of a process, while the process goes on.
 
 use super::changes::{self, Changes};
-use super::flags::Flags;
+use super::flags::{self, Flags};
 use super::names::Search;
 use super::{Held, Memory, Once, Options, guards, inherited, memory, process_file, queries};
 use crate::EngineError;
@@ -70,6 +70,7 @@ impl Held {
                     // It has not inherited those of the mappings that are written already.
                     state.guards.extend(guards::of(clone.pid(), &mappings)?);
                     state.guards.sort_unstable();
+                    flags::add_not_inherited(&mut state);
                     let flags = Flags::of_clone(clone.pid());
                     let Some(changes) = changes else {
                         let chunks = memory::chunks(&clone, &mappings, &written)?;
