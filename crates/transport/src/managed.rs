@@ -31,6 +31,8 @@ pub const FEATURES: u64 = 4;
 pub const MODES: u64 = 5;
 /// Goes up with each restart: then nothing is mapped that was, and only what was current here is.
 pub const GENERATION: u64 = 6;
+/// Not 0 where the userfaultfd tells of the kernel's own faults as well, so that system calls work.
+pub const ALL_FAULTS: u64 = 7;
 
 /// Returns where the bits begin in the file of so many devices.
 pub const fn bits(devices: u32) -> u64 {

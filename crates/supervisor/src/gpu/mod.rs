@@ -197,7 +197,12 @@ impl Client {
             () if file.socket.is_some() && inode == self.end => Some(Part::Socket),
             () if memfd("kedge-ring") && inode == self.resting.ring => Some(Part::Ring),
             () if memfd("kedge-shared") && inode == self.resting.arena => Some(Part::Arena),
-            () if pages::is_file(file) && self.holds(file, job, None) => Some(Part::Pages),
+            () if pages::is_file(file)
+                && pages::has_length(file)
+                && self.holds(file, job, None) =>
+            {
+                Some(Part::Pages)
+            }
             () if pages::is_watcher(file, job, self) => Some(Part::Watcher),
             () => None,
         }

@@ -25,12 +25,19 @@ impl Marks {
     }
 
     /// Says what watches the pages, and that the file can be read from now on.
-    pub(super) fn ready(&self, devices: u32, descriptor: i32, features: u64, modes: u64) {
+    pub(super) fn ready(
+        &self,
+        devices: u32,
+        descriptor: i32,
+        (features, modes): (u64, u64),
+        all_faults: bool,
+    ) {
         for (place, value) in [
             (managed::DEVICES, devices.into()),
             (managed::DESCRIPTOR, descriptor as u64),
             (managed::FEATURES, features),
             (managed::MODES, modes),
+            (managed::ALL_FAULTS, all_faults.into()),
             (managed::READY, managed::MAGIC),
         ] {
             self.head(place).store(value, Ordering::SeqCst);

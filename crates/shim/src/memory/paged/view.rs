@@ -69,8 +69,8 @@ impl View {
         // SAFETY: the call touches no memory.
         checked(unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) })?;
         let alias = map(ptr::null_mut(), length, &file, 0)?;
-        let (uffd, marks) = (watch()?, Marks::new(alias, devices));
-        marks.ready(devices, uffd.as_raw_fd(), FEATURES, MODES);
+        let ((uffd, all_faults), marks) = (watch()?, Marks::new(alias, devices));
+        marks.ready(devices, uffd.as_raw_fd(), (FEATURES, MODES), all_faults);
         Ok(View { file, alias, uffd, marks })
     }
 
@@ -206,23 +206,24 @@ impl View {
     }
 }
 
-/// Makes a userfaultfd: of all faults if that is allowed, else of the program's own.
-fn watch() -> io::Result<OwnedFd> {
+/// Makes a userfaultfd: of all faults if that is allowed, else of the program's own. Returns which
+/// it is as well.
+fn watch() -> io::Result<(OwnedFd, bool)> {
     let make = |flags: i32| {
         // SAFETY: the call touches no memory.
         owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC) } as i32)
     };
-    let uffd = make(0).or_else(|_| {
+    let made = make(0).map(|uffd| (uffd, true)).or_else(|_| {
         log::line(
             "managed memory: system calls on pages that are on the device fail with EFAULT; they \
              work with CAP_SYS_PTRACE or vm.unprivileged_userfaultfd",
         );
-        make(USER_MODE_ONLY)
+        make(USER_MODE_ONLY).map(|uffd| (uffd, false))
     })?;
     let mut request = [API, FEATURES, 0];
     // SAFETY: the kernel reads and writes three words.
-    checked(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) })?;
-    Ok(uffd)
+    checked(unsafe { libc::ioctl(made.0.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) })?;
+    Ok(made)
 }
 
 /// Maps a part of the file, in this process and in none of its children.
