@@ -8,8 +8,15 @@ use kedge_tests::{Program, Target, Toolchain, root, run, run_interrupted};
 use std::fs;
 use std::path::Path;
 
-const PROGRAMS: [&str; 6] =
-    ["managed", "managed_pages", "managed_pools", "managed_views", "zero_copy", "graph_nodes"];
+const PROGRAMS: [&str; 7] = [
+    "managed",
+    "managed_pages",
+    "managed_pools",
+    "managed_small",
+    "managed_views",
+    "zero_copy",
+    "graph_nodes",
+];
 
 /// Has no managed memory there, and is over before a checkpoint can meet it.
 const SHORT: &str = "managed_pools";
@@ -29,6 +36,16 @@ fn each(names: &[&str], run: impl Fn(&Path, &Program) -> kedge_tests::Outcome) {
 fn programs_find_one_memory_where_there_are_two() {
     let target = Target::Kedge("soft:apart".to_owned());
     each(&PROGRAMS, |binary, program| run(binary, program, &target));
+}
+
+/// More than a process can have mappings.
+#[test]
+fn programs_have_many_small_allocations() {
+    let target = Target::Kedge("soft:apart".to_owned());
+    each(&["managed_small"], |binary, program| {
+        let (args, seconds) = (vec!["100000".to_owned()], 300);
+        run(binary, &Program { args, seconds, ..program.clone() }, &target)
+    });
 }
 
 #[test]

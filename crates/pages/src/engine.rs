@@ -111,6 +111,7 @@ impl Engine {
     pub fn free(&mut self, start: u64) -> Result<Step, Error> {
         let region = self.regions.get(&start).ok_or(Error::NotManaged(start))?;
         let (pages, attach) = (region.pages.clone(), region.attach);
+        let open: Vec<Key> = region.listed().collect();
         if let Some(wait) = self.must_wait(attach, None) {
             return Ok(wait);
         }
@@ -124,7 +125,7 @@ impl Engine {
         }
         out.push(Action::Forget { pages });
         if let Some(class) = self.classes.get_mut(&attach) {
-            class.open.retain(|key| key.0 != start);
+            open.iter().for_each(|key| _ = class.open.remove(key));
         }
         self.regions.remove(&start);
         Ok(Step::Do(out.done()))
@@ -148,8 +149,8 @@ impl Engine {
             return Err(Error::NotManaged(start));
         };
         (region.attach, region.born) = (attach, born);
-        let (open, stay): (Vec<Key>, _) = class.open.drain(..).partition(|key| key.0 == start);
-        class.open = stay;
+        let open: Vec<Key> = region.listed().collect();
+        open.iter().for_each(|key| _ = class.open.remove(key));
         let places = (0..).zip(&region.blocks).map(|(index, block)| ((start, index), block.place));
         let places: Vec<_> = places.collect();
         places.iter().for_each(|(key, place)| class.leave(*key, *place));
@@ -217,6 +218,11 @@ impl Engine {
     pub(crate) fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
+    }
+
+    /// Whether a page is managed memory.
+    pub fn is_managed(&self, page: u64) -> bool {
+        self.region(page).is_some()
     }
 
     /// Returns the region that holds a page.

@@ -5,6 +5,7 @@ use crate::out::Out;
 use crate::region::{offsets, runs};
 use crate::set::PageSet;
 use crate::types::{Action, Attach, Error, NodeId, Place, Protection, Step, StreamId};
+use std::collections::BTreeSet;
 
 impl Engine {
     /// A kernel is about to be posted, which may touch all that its stream may. `likely`: pages of
@@ -58,13 +59,12 @@ impl Engine {
 
     /// Closes all that the host has open in some classes, and sends what only it has.
     fn close(&mut self, classes: &[Attach], out: &mut Out) {
-        let mut keys = Vec::new();
+        let mut keys = BTreeSet::new();
         for attach in classes {
             if let Some(class) = self.classes.get_mut(attach) {
                 keys.append(&mut class.open);
             }
         }
-        keys.sort_unstable();
         let mut sends = Vec::new();
         for key in keys {
             let Some(region) = self.regions.get_mut(&key.0) else { continue };

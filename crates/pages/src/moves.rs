@@ -107,7 +107,7 @@ impl Engine {
         let Some(block) = region.blocks.get_mut(key.1 as usize) else { return };
         if !block.listed && !block.readable.is_empty() {
             block.listed = true;
-            self.classes.entry(region.attach).or_default().open.push(key);
+            self.classes.entry(region.attach).or_default().open.insert(key);
         }
     }
 

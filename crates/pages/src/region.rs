@@ -67,6 +67,12 @@ impl Region {
         start.max(self.pages.start)..(start + BLOCK).min(self.pages.end)
     }
 
+    /// Iterates over the blocks that stand in their class's list of those that the host has open.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = Key> {
+        let listed = (0..).zip(&self.blocks).filter(|(_, block)| block.listed);
+        listed.map(|(index, _)| (self.pages.start, index))
+    }
+
     /// Iterates over the blocks that hold some of `pages`, and which those are.
     pub(crate) fn parts(&self, pages: &Pages) -> impl Iterator<Item = (u32, Pages)> + use<> {
         let (first, whole) = (self.pages.start / BLOCK, self.pages.clone());
@@ -96,7 +102,7 @@ pub(crate) fn runs(inside: u64, set: PageSet) -> impl Iterator<Item = Pages> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Class {
     /// Blocks that the host has open: all that a launch looks at.
-    pub(crate) open: Vec<Key>,
+    pub(crate) open: BTreeSet<Key>,
     /// Blocks by their place.
     pub(crate) homes: BTreeMap<Place, BTreeSet<Key>>,
     /// When work was last launched that may touch them.

@@ -40,8 +40,9 @@ fn serve(paged: &'static Paged) {
         let page = fault.address / PAGE;
         let access = if fault.write { Access::Write } else { Access::Read };
         let answer = move || {
-            // A touch of what has been freed meanwhile faults again, and not for us.
-            let _ = paged.touch(page, access, fault.thread);
+            if paged.touch(page, access, fault.thread).is_err() {
+                paged.refuse(page);
+            }
             paged.view.wake(page);
         };
         // What this one waits for may be a host function, whose faults are served here as well.

@@ -12,6 +12,7 @@ mod bytes;
 mod faults;
 mod locked;
 mod marks;
+mod spans;
 mod touched;
 mod view;
 
@@ -119,25 +120,36 @@ pub(super) fn alloc(kind: Kind, size: u64) -> Result<u64, CuError> {
     capture::check_unsafe()?;
     let paged = paged()?;
     let bytes = ranges::round_up(size, PAGE).ok_or(CuError::OUT_OF_MEMORY)?;
-    // What the heap gives begins anywhere if it is small.
-    let wanted = bytes.checked_add(PAGE).ok_or(CuError::OUT_OF_MEMORY)?;
-    let (raw, raw_size) = take_device_memory(current.device, wanted)?;
+    let (raw, raw_size) = take_pages(current.device, bytes)?;
     let base = raw.next_multiple_of(PAGE);
     let pages = base / PAGE..(base + bytes) / PAGE;
     post_alloc(current.ctx, base, size)?;
+    // A touch of a page that is nobody's is refused with the engine locked.
+    let mut state = paged.lock();
     if let Err(error) = paged.view.open(&pages) {
+        drop(state);
         log::line(&format!("cuMemAllocManaged: cannot map pages: {error}"));
         post_free(base, size)?;
         MEMORY.heap(current.device)?.put(raw, raw_size, &Proxy)?;
         return Err(CuError::OUT_OF_MEMORY);
     }
-    let mut state = paged.lock();
     state.regions.insert(pages.start, Region { size, raw, raw_size });
     let actions = state.engine.alloc(pages, Attach::Global, NODE);
     paged.carry_out(&mut state, actions.map_err(refused)?);
     drop(state);
     MEMORY.record(&current, kind, base, size, bytes);
     Ok(base)
+}
+
+/// Takes device memory in which so many bytes lie in whole pages. What the heap gives begins
+/// anywhere if it is small, but at a page where there are only such allocations.
+fn take_pages(device: u32, bytes: u64) -> Result<(u64, u64), CuError> {
+    let (raw, raw_size) = take_device_memory(device, bytes)?;
+    if raw.is_multiple_of(PAGE) {
+        return Ok((raw, raw_size));
+    }
+    MEMORY.heap(device)?.put(raw, raw_size, &Proxy)?;
+    take_device_memory(device, bytes.checked_add(PAGE).ok_or(CuError::OUT_OF_MEMORY)?)
 }
 
 /// Gives memory back that no work uses any longer.
@@ -292,6 +304,14 @@ impl Paged {
             self.carry_out(&mut state, actions);
         }
         Ok(())
+    }
+
+    /// Has a page be none of the program's if it is not managed.
+    fn refuse(&self, page: u64) {
+        let state = self.lock();
+        if !state.engine.is_managed(page) {
+            self.view.refuse(page);
+        }
     }
 
     /// Whether a touch would have to wait for work now.

@@ -1,6 +1,7 @@
 //! The program's view of managed memory, its alias, and the userfaultfd that watches the view.
 
 use super::marks::Marks;
+use super::spans::Spans;
 use crate::log;
 use kedge_cuda_types::arena::DEVICE_BASE;
 use kedge_pages::{Access, PAGE, Pages, Protection};
@@ -11,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 /// Faults of the kernel's own are not told: an ordinary user may have no others.
 const USER_MODE_ONLY: i32 = 1;
@@ -47,6 +49,8 @@ pub(super) struct View {
     /// Where the alias of the first device's arena begins.
     alias: u64,
     uffd: OwnedFd,
+    /// Where the view is.
+    spans: Mutex<Spans>,
     /// What a checkpoint has to know of it.
     pub(super) marks: Marks,
 }
@@ -71,7 +75,7 @@ impl View {
         let alias = map(ptr::null_mut(), length, &file, 0)?;
         let ((uffd, all_faults), marks) = (watch()?, Marks::new(alias, devices));
         marks.ready(devices, uffd.as_raw_fd(), (FEATURES, MODES), all_faults);
-        Ok(View { file, alias, uffd, marks })
+        Ok(View { file, alias, uffd, spans: Mutex::default(), marks })
     }
 
     /// Returns where the byte at a device address is in the alias.
@@ -79,8 +83,26 @@ impl View {
         self.alias + (addr - DEVICE_BASE)
     }
 
-    /// Opens a range of the view, in which every access is a fault.
+    /// Has the view hold some pages more, on which every access is a fault. It is mapped by large
+    /// spans, since a process can have 65,530 mappings, and a program more allocations.
     pub(super) fn open(&self, pages: &Pages) -> io::Result<()> {
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = spans.enter(pages);
+        if let Err(error) = new.iter().try_for_each(|span| self.map_span(span)) {
+            // Those that were not mapped as yet are nothing afterwards, as before.
+            spans.leave(pages).iter().for_each(unmap);
+            return Err(error);
+        }
+        // A program may have protected what was here, and touches of what was nothing as yet have.
+        let (start, length) = extent(pages);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: changes what a mapping of this view's own allows, where nothing is as yet.
+        let opened = checked(unsafe { libc::mprotect(start as *mut _, length as usize, access) });
+        opened.map(drop).inspect_err(|_| spans.leave(pages).iter().for_each(unmap))
+    }
+
+    /// Maps a range of the view and watches it.
+    fn map_span(&self, pages: &Pages) -> io::Result<()> {
         let (start, length) = extent(pages);
         let mut tries = TRIES;
         loop {
@@ -95,7 +117,7 @@ impl View {
                 // Whoever follows what the job writes (a checkpoint) has met the new mapping first,
                 // and does not meet another in its place.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries > 0 => {}
-                watched => return watched.map(drop).inspect_err(|_| self.close(pages)),
+                watched => return watched.map(drop),
             }
         }
     }
@@ -110,12 +132,18 @@ impl View {
         told.is_err() || word & PRESENT == 0 || access == Access::Write && word & PROTECTED != 0
     }
 
-    /// Ends a range of the view: nothing is there any more, as before.
+    /// Ends the pages of an allocation in the view: they are nobody's.
     pub(super) fn close(&self, pages: &Pages) {
-        let (start, length) = extent(pages);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: replaces a mapping that `open` made, into which nobody holds a reference.
-        unsafe { libc::mmap(start as *mut _, length as usize, libc::PROT_NONE, flags, -1, 0) };
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.leave(pages).iter().for_each(unmap);
+    }
+
+    /// Has touches of a page that is nobody's be the program's own faults, as they are where
+    /// nothing is mapped.
+    pub(super) fn refuse(&self, page: u64) {
+        let (start, length) = extent(&(page..page + 1));
+        // SAFETY: takes access to a page that nobody has allocated.
+        unsafe { libc::mprotect(start as *mut _, length as usize, libc::PROT_NONE) };
     }
 
     /// Changes what the view allows.
@@ -245,6 +273,14 @@ fn map(at: *mut c_void, length: u64, file: &OwnedFd, offset: u64) -> io::Result<
     Ok(mapped as u64)
 }
 
+/// Ends a span of the view: nothing is there any more, as before.
+fn unmap(pages: &Pages) {
+    let (start, length) = extent(pages);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: replaces what kedge has mapped or reserved, into which nobody holds a reference.
+    unsafe { libc::mmap(start as *mut _, length as usize, libc::PROT_NONE, flags, -1, 0) };
+}
+
 /// First address and length.
 fn extent(pages: &Pages) -> (u64, u64) {
     (pages.start * PAGE, (pages.end - pages.start) * PAGE)
@@ -258,4 +294,49 @@ fn checked(result: i32) -> io::Result<i32> {
 fn owned(result: i32) -> io::Result<OwnedFd> {
     // SAFETY: a new descriptor, which is nobody else's.
     checked(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    /// Where nothing else of these tests is.
+    const FIRST: u64 = (DEVICE_BASE + (600 << 30)) / PAGE;
+
+    fn mappings() -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let start = |line: &str| u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        let mine = |line: &&str| line.contains(managed::NAME) && start(line) >= FIRST * PAGE;
+        maps.lines().filter(|line| mine(line) && start(line) < DEVICE_BASE + (700 << 30)).count()
+    }
+
+    /// Whether a system call can read a page.
+    fn is_readable(page: u64) -> bool {
+        let (near, _far) = UnixStream::pair().unwrap();
+        // SAFETY: the kernel reads one byte, or says that it cannot.
+        unsafe { libc::write(near.as_raw_fd(), (page * PAGE) as *const _, 1) == 1 }
+    }
+
+    #[test]
+    fn many_allocations_are_few_mappings_and_what_lies_between_is_nobody_s() {
+        // Where userfaultfd is forbidden there is no such memory.
+        let Ok(view) = View::new(1) else { return };
+        let pages = |index: u64| FIRST + 2 * index..FIRST + 2 * index + 1;
+        (0..5000).for_each(|index| view.open(&pages(index)).unwrap());
+        assert_eq!(mappings(), 1);
+        view.protect(&pages(7), Protection::ReadWrite);
+        let between = pages(7).end;
+        view.refuse(between);
+        assert!(is_readable(pages(7).start) && !is_readable(between));
+        // It becomes somebody's.
+        view.open(&(between..between + 1)).unwrap();
+        view.protect(&(between..between + 1), Protection::Read);
+        assert!(is_readable(between));
+        assert_eq!(mappings(), 1);
+        view.close(&(between..between + 1));
+        (0..5000).for_each(|index| view.close(&pages(index)));
+        assert_eq!(mappings(), 0);
+        assert!(!is_readable(pages(7).start));
+    }
 }
