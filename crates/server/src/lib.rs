@@ -30,6 +30,7 @@ use kedge_remote::{
 };
 use kedge_wire::Text;
 use openings::Openings;
+use owner::Whose;
 use refusal::Refusal;
 use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
 use std::io::{self, Read};
@@ -43,7 +44,7 @@ use thiserror::Error;
 
 /// For a connection to say it.
 const OPENING_LIMIT: Duration = Duration::from_secs(5);
-/// For one that is refused to take the answer and close.
+/// For one that is refused to take the answer and close, and for one that is closed to end.
 const LINGER: Duration = Duration::from_millis(500);
 /// Between two looks whether the keys of open sessions still count.
 const KEYS_LOOK: Duration = Duration::from_millis(500);
@@ -301,9 +302,16 @@ impl Lender {
         tune(&stream).map_err(system)?;
         stream.set_write_timeout(Some(OPENING_LIMIT)).map_err(system)?;
         if is_here(stream.peer_addr().map_err(system)?) {
-            return match owner::is_own_user(&stream).map_err(system)? {
-                true => Ok(Some((None, stream.into()))),
-                false => Err("a connection of another user: refused".into()),
+            return match owner::whose(&stream).map_err(system)? {
+                Whose::Own => Ok(Some((None, stream.into()))),
+                Whose::Another => Err("a connection of another user: refused".into()),
+                Whose::Nobodys => {
+                    stream.set_read_timeout(Some(LINGER)).map_err(system)?;
+                    match stream.read(&mut [0]) {
+                        Ok(0) => Ok(None),
+                        _ => Err("closed before it was known whose it is: refused".into()),
+                    }
+                }
             };
         }
         let keys = self.spec.keys.as_ref().ok_or("there are no keys")?;
@@ -475,6 +483,7 @@ fn linger(mut stream: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     fn spec(listen: &str, gpu: &str, devices: usize) -> ServeSpec {
         ServeSpec {
@@ -486,6 +495,26 @@ mod tests {
             keys: Some(Keys::at("/nonexistent".into())),
             proxy: "/bin/false".into(),
         }
+    }
+
+    /// `kedge run` looks whether a server is there, and is gone before that has looked whose it is.
+    #[test]
+    fn who_looks_whether_it_is_there_is_no_stranger() {
+        let server = Server::bind(spec("127.0.0.1:0", "soft", 1), |_| ()).unwrap();
+        let heard = |said: &[u8]| {
+            let mut client = TcpStream::connect(server.address().unwrap()).unwrap();
+            client.write_all(said).unwrap();
+            let (stream, _) = server.listener.accept().unwrap();
+            drop(client);
+            while owner::whose(&stream).unwrap() != Whose::Nobodys {
+                thread::yield_now();
+            }
+            let heard = server.lender.open(stream, &mut None);
+            (heard, server.lender.strangers.load(Ordering::Relaxed))
+        };
+        assert_eq!(heard(b""), (Ok(()), 0));
+        let (heard, strangers) = heard(b"GET / HTTP/1.0\r\n\r\n");
+        assert!(heard.unwrap_err().contains("whose it is") && strangers == 1);
     }
 
     #[test]

@@ -3,17 +3,31 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
-/// Returns whether the other end of a connection is this user's, or root's.
+/// Whose the other end of a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// This user's, or root's.
+    Own,
+    Another,
+    /// It is closed already.
+    Nobodys,
+}
+
+/// Returns whose the other end of a connection is.
 ///
 /// # Errors
 /// The kernel does not tell.
-pub(crate) fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
+pub(crate) fn whose(stream: &TcpStream) -> io::Result<Whose> {
     // Where both kinds are listened for, one end of an IPv4 connection has addresses of IPv6.
     let (theirs, ours) = (plain(stream.peer_addr()?), plain(stream.local_addr()?));
     let table = if theirs.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
     let own = rustix::process::getuid().as_raw();
     let owner = owner(&std::fs::read_to_string(table)?, theirs, ours);
-    Ok(owner.is_some_and(|uid| uid == own || uid == 0))
+    Ok(match owner {
+        Some(uid) if uid == own || uid == 0 => Whose::Own,
+        Some(_) => Whose::Another,
+        None => Whose::Nobodys,
+    })
 }
 
 /// A connection's state that is open on both sides, as the table has it.
@@ -62,7 +76,7 @@ mod tests {
             };
             let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (stream, _) = listener.accept().unwrap();
-            assert!(is_own_user(&stream).unwrap(), "{address}");
+            assert_eq!(whose(&stream).unwrap(), Whose::Own, "{address}");
         }
     }
 
@@ -72,7 +86,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        assert!(is_own_user(&stream).unwrap());
+        assert_eq!(whose(&stream).unwrap(), Whose::Own);
     }
 
     #[test]
