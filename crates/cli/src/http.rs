@@ -1,6 +1,7 @@
 //! A small HTTP server: one question a connection, some connections at a time.
 
 use crate::Failure;
+use kedge_server::Openings;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -10,8 +11,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A longer question is none of a collector's.
 const LONGEST: usize = 8 << 10;
-/// Connections that are answered at once: whoever says nothing holds one up for [`PATIENCE`].
-const AT_ONCE: usize = 16;
+/// Connections at a time. Where there are more, the oldest of the address that has most goes: who
+/// says nothing keeps nobody else out.
+const AT_ONCE: usize = 64;
 /// Before a try after one that failed, such as for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -39,19 +41,26 @@ pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
 
 /// Answers `GET` of each of the `pages`, until the process ends.
 pub(crate) fn serve(listener: &TcpListener, pages: Pages<'_>) -> ! {
-    let answers = || loop {
-        match listener.accept() {
-            // Whoever goes away meanwhile needs no answer.
-            Ok((stream, _)) => drop(answer(stream, pages)),
-            Err(_) => thread::sleep(PAUSE),
-        }
-    };
+    let openings = Openings::new(AT_ONCE);
     thread::scope(|scope| {
-        for _ in 1..AT_ONCE {
-            // The first one alone answers where there are no more threads.
-            let _ = thread::Builder::new().spawn_scoped(scope, answers);
+        loop {
+            let accepted = listener.accept();
+            let counted = accepted.and_then(|(stream, from)| {
+                let opened = openings.add(&stream, from.ip())?;
+                Ok((stream, opened))
+            });
+            let begun = counted.and_then(|(stream, opened)| {
+                let answers = move || {
+                    // Whoever goes away meanwhile needs no answer.
+                    let _ = answer(stream, pages);
+                    drop(opened);
+                };
+                thread::Builder::new().name("http".into()).spawn_scoped(scope, answers)
+            });
+            if begun.is_err() {
+                thread::sleep(PAUSE);
+            }
         }
-        answers()
     })
 }
 
@@ -119,4 +128,28 @@ fn question(stream: &mut TcpStream) -> std::io::Result<String> {
         }
     }
     Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four times as many connections as are answered at once, which say nothing.
+    #[test]
+    fn who_says_nothing_keeps_nobody_waiting() {
+        let listener = listen("127.0.0.1:0".parse().expect("an address")).expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let pages = |path: &str| (path == "/x").then(|| Ok(Page::Text("there".into())));
+        thread::spawn(move || serve(&listener, &pages));
+        let begin = Instant::now();
+        let silent = || TcpStream::connect(address).expect("it listens");
+        let _silent: Vec<TcpStream> = (0..4 * AT_ONCE).map(|_| silent()).collect();
+        let mut asks = silent();
+        asks.write_all(b"GET /x HTTP/1.1\r\n\r\n").expect("room in the socket");
+        let mut answer = String::new();
+        asks.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.ends_with("there"), "{answer}");
+        // Sixteen at a time would take sixteen rounds of PATIENCE.
+        assert!(begin.elapsed() < 5 * PATIENCE, "{:?}", begin.elapsed());
+    }
 }

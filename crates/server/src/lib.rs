@@ -18,6 +18,7 @@ mod tenants;
 
 pub use figures::{Figures, TenantFigures, Watch};
 pub use homes::Users;
+pub use openings::{Opened, Openings};
 pub use said::{Event, Said};
 
 use homes::Owner;
@@ -29,7 +30,6 @@ use kedge_remote::{
     draw_session_key, is_here, read_one, tune, write_one,
 };
 use kedge_wire::Text;
-use openings::Openings;
 use owner::Whose;
 use refusal::Refusal;
 use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
@@ -50,6 +50,8 @@ const LINGER: Duration = Duration::from_millis(500);
 const KEYS_LOOK: Duration = Duration::from_millis(500);
 /// For a session that is over to end, and for its proxy once it is killed.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// Connections at a time that have not said what they are for.
+const MAX_OPENING: usize = 512;
 /// Longest first frame.
 const MAX_FIRST: usize = 4 << 10;
 
@@ -136,7 +138,8 @@ impl Server {
         }
         let listener =
             TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
-        let (sessions, openings, strangers) = Default::default();
+        let (sessions, strangers) = Default::default();
+        let openings = Openings::new(MAX_OPENING);
         let lender = Arc::new(Lender { spec, sessions, openings, strangers, say });
         if !is_here(address) {
             let watched = Arc::downgrade(&lender);

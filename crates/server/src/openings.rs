@@ -7,17 +7,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Those at a time.
-const MAX_OPENING: usize = 512;
 /// Bits of an IPv6 address that its holder does not choose.
 const PREFIX: u32 = 64;
 
 /// All that there are.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Openings(Arc<Mutex<State>>);
+#[derive(Debug, Clone)]
+pub struct Openings(Arc<Mutex<State>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    /// Those at a time.
+    most: usize,
     last: u64,
     count: usize,
     /// By origin, the oldest first.
@@ -50,6 +50,12 @@ impl State {
 }
 
 impl Openings {
+    /// Counts up to `most` connections at a time.
+    pub fn new(most: usize) -> Openings {
+        let state = State { most, last: 0, count: 0, origins: HashMap::new() };
+        Openings(Arc::new(Mutex::new(state)))
+    }
+
     fn locked(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,10 +69,10 @@ impl Openings {
     ///
     /// # Errors
     /// There are no descriptors left.
-    pub(crate) fn add(&self, stream: &TcpStream, from: IpAddr) -> std::io::Result<Opened> {
+    pub fn add(&self, stream: &TcpStream, from: IpAddr) -> std::io::Result<Opened> {
         let (origin, stream) = (origin(from), stream.try_clone()?);
         let mut state = self.locked();
-        if state.count >= MAX_OPENING {
+        if state.count >= state.most {
             state.make_room();
         }
         state.last += 1;
@@ -80,7 +86,7 @@ impl Openings {
 
 /// One of them.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub struct Opened {
     openings: Openings,
     origin: IpAddr,
     number: u64,
@@ -127,7 +133,8 @@ mod tests {
             Ok(_) => false,
             Err(error) => error.kind() == ErrorKind::WouldBlock,
         };
-        let openings = Openings::default();
+        const MOST: usize = 512;
+        let openings = Openings::new(MOST);
         let (hostile, other): (IpAddr, IpAddr) =
             ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let (mut first, first_stream) = pair();
@@ -136,14 +143,14 @@ mod tests {
         kept.push(openings.add(&stream, hostile).unwrap());
         // One pair of sockets will do for all the others.
         let (mut next, stream) = pair();
-        for _ in 2..MAX_OPENING {
+        for _ in 2..MOST {
             kept.push(openings.add(&stream, hostile).unwrap());
         }
         let count = || openings.count();
-        assert_eq!(count(), MAX_OPENING);
+        assert_eq!(count(), MOST);
         assert!(is_open(&mut oldest) && is_open(&mut first) && is_open(&mut next));
         kept.push(openings.add(&stream, other).unwrap());
-        assert_eq!(count(), MAX_OPENING);
+        assert_eq!(count(), MOST);
         let gone = kept.iter().filter(|opened| !opened.is_there()).count();
         assert_eq!(gone, 1);
         assert!(!is_open(&mut oldest) && is_open(&mut first) && is_open(&mut next));
