@@ -29,6 +29,8 @@ pub enum KeyError {
     UserBeyond { path: PathBuf, user: u32 },
     #[error("{path} has more than {max} files: remove those that you do not know")]
     TooMany { path: PathBuf, max: usize },
+    #[error("{max} keys are pinned already: `kedge keys revoke NAME` takes one back")]
+    TooManyKeys { max: usize },
     #[error("you have no key as yet: `kedge keys new` makes one")]
     NoIdentity,
     #[error(

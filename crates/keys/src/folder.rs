@@ -16,8 +16,8 @@ use zeroize::Zeroizing;
 
 /// Longest file, bytes.
 const MAX_FILE: usize = 32 << 10;
-/// Files at most.
-const MAX_FILES: usize = 4096;
+/// Files of all kinds at most: keys are bounded by [`crate::store`], and each may have others.
+const MAX_FILES: usize = 1 << 16;
 
 /// An open private folder. Its files are reached by it, whatever becomes of its path.
 #[derive(Debug)]

@@ -19,6 +19,8 @@ const REVOKED: &str = ".revoked";
 const LIMITS: &str = ".limits";
 /// The user as whom proxies of a name run.
 const USER: &str = ".user";
+/// Keys that may be pinned at a time: what connections are compared with.
+const MAX_KEYS: usize = 4096;
 /// Clocks of two machines may differ by so much, in seconds.
 const SKEW: u64 = 24 * 3600;
 
@@ -134,6 +136,9 @@ impl Keys {
         }
         if let Some((name, _)) = pinned.iter().find(is_it) {
             return Err(KeyError::Known(name.clone()));
+        }
+        if pinned.len() >= MAX_KEYS {
+            return Err(KeyError::TooManyKeys { max: MAX_KEYS });
         }
         let folder = Folder::make(&self.path)?;
         match folder.write(&format!("{name}{PINNED}"), certificate.to_pem()?.as_bytes(), false)? {
@@ -381,6 +386,34 @@ mod tests {
             let said = keys.user(&name(of), 7..=20).unwrap_err().to_string();
             assert!(said.contains("bob.user is damaged: no number"), "{said}");
         }
+    }
+
+    #[test]
+    fn keys_are_bounded_and_what_belongs_to_them_is_not() {
+        let place = Place::new("many");
+        let keys = place.keys();
+        keys.make("x", DAY, false).unwrap();
+        let put = |file: String, text: &[u8]| {
+            let path = place.path.join("keys").join(file);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        let [first, more] = ["first", "more"].map(|of| certificate(of, 0, now() + 1000));
+        let pem = |of: &Certificate| of.to_pem().unwrap().into_bytes();
+        // What names have that came and went.
+        (0..MAX_KEYS).for_each(|number| put(format!("n{number}.limits"), b"sessions 1\n"));
+        (0..50).for_each(|number| put(format!("n{number}.0f.revoked"), &pem(&first)));
+        let add = |name: &str| keys.add(&name.parse().unwrap(), &pem(&more));
+        assert_eq!(add("last").unwrap(), more);
+        assert_eq!(keys.pins().unwrap().pinned.len(), 1);
+        keys.revoke(&name("last")).unwrap();
+        let other = pem(&certificate("other", 0, now() + 1000));
+        (0..MAX_KEYS).for_each(|number| put(format!("n{number}.pinned"), &other));
+        let third = pem(&certificate("third", 0, now() + 1000));
+        let refused = keys.add(&name("beyond"), &third);
+        assert!(matches!(refused, Err(KeyError::TooManyKeys { max: MAX_KEYS })));
+        keys.revoke(&name("n7")).unwrap();
+        keys.add(&name("beyond"), &third).unwrap();
     }
 
     #[test]
