@@ -54,13 +54,19 @@ fn can(user: &str, words: &[&str]) -> bool {
 
 /// A server whose proxies run as users of the keys, from a place that these can read.
 fn serve(network: &Network, users: &str) -> (Served, PathBuf) {
+    serve_keys(network, users, "lender")
+}
+
+/// The same, with the keys of another of the network.
+fn serve_keys(network: &Network, users: &str, of: &str) -> (Served, PathBuf) {
     let homes = network.world.0.join("homes");
     let listen = format!("{ADDRESS}:0");
     let kedge = network.world.parts().display().to_string();
     let words = [&*kedge, "serve", "--gpu", "soft", "--soft-memory", "256M", "--listen", &listen];
     let mut command = network.inside(&words);
     command.args(["--users", users, "--homes"]).arg(&homes);
-    command.env("XDG_CONFIG_HOME", network.config("lender"));
+    command.arg("--claims").arg(network.world.0.join("users"));
+    command.env("XDG_CONFIG_HOME", network.config(of));
     (Served::started(command), homes)
 }
 
@@ -120,6 +126,27 @@ fn each_key_s_proxies_run_as_a_user_of_its_own() {
     assert!(log.contains("it has no user for your key"), "{log}");
     assert!(server.said().contains("all users from 70000 to 70001 are keys' already"));
     drop(bobs_job);
+}
+
+/// Two servers, each with keys of its own, give no two keys one user.
+#[test]
+fn servers_with_other_keys_give_other_users() {
+    let Some(network) = Network::acquainted("tuclaims") else { return };
+    for name in ["second", "bob"] {
+        network.text(name, &["keys", "new"]);
+    }
+    network.pin("second", "bob", "bob");
+    let (first, homes) = serve(&network, "70000-70002");
+    let (second, _) = serve_keys(&network, "70000-70002", "second");
+    network.pin("bob", &second.address, "second");
+    let _hers = Holds::start(&network, "alice", &first.address, "hers");
+    let _his = Holds::start(&network, "bob", &second.address, "his");
+    let [hers, his] = [&first, &second].map(|server| children(server.pid()));
+    assert_eq!(
+        (status(hers[0], "Uid:")[0].as_str(), homes.join("70000").exists()),
+        ("70000", true)
+    );
+    assert_eq!(status(his[0], "Uid:")[0], "70001");
 }
 
 #[test]

@@ -21,7 +21,10 @@ pub enum KeyError {
          written it anew"
     )]
     BadLimits { path: PathBuf, name: Name, why: String },
-    #[error("all users from {first} to {last} are keys' already: set more aside (--users)")]
+    #[error(
+        "all users from {first} to {last} are keys' already, of this server or of another on this \
+         machine: set more aside (--users)"
+    )]
     NoUser { first: u32, last: u32 },
     #[error(
         "{path} says {user}, who is none of those that --users sets aside: name them as before"
@@ -31,6 +34,13 @@ pub enum KeyError {
     TooMany { path: PathBuf, max: usize },
     #[error("{max} keys are pinned already: `kedge keys revoke NAME` takes one back")]
     TooManyKeys { max: usize },
+    #[error(
+        "{path} says {user}, who is a user of another folder of keys on this machine: remove the \
+         file, and the name gets another user"
+    )]
+    UserTaken { path: PathBuf, user: u32 },
+    #[error("it cannot be noted whose the user {user} is: {source}")]
+    NotClaimed { user: u32, source: io::Error },
     #[error("you have no key as yet: `kedge keys new` makes one")]
     NoIdentity,
     #[error(

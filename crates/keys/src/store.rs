@@ -7,8 +7,9 @@ use crate::identity::Identity;
 use crate::limits::{BadLimits, Limits};
 use crate::{Name, Pins};
 use std::collections::HashSet;
+use std::io;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The file of one's own key pair, and how those of others end.
@@ -182,11 +183,19 @@ impl Keys {
     }
 
     /// Returns the user, by number, as whom proxies of a name run where root lends: one of the
-    /// `range`, chosen for good when it is first asked for, and no other name's.
+    /// `range`, chosen for good when it is first asked for, and no other name's. `claim` says
+    /// whether a user is no other folder's, and is that name's of this folder from then on.
     ///
     /// # Errors
-    /// There are no more, or the name's is none of them; a file is damaged or open to others.
-    pub fn user(&self, name: &Name, range: RangeInclusive<u32>) -> Result<u32, KeyError> {
+    /// There are no more, or the name's is none of them or another folder's; a file is damaged or
+    /// open to others.
+    pub fn user(
+        &self,
+        name: &Name,
+        range: RangeInclusive<u32>,
+        claim: impl Fn(u32) -> io::Result<bool>,
+    ) -> Result<u32, KeyError> {
+        let claims = |user| claim(user).map_err(|source| KeyError::NotClaimed { user, source });
         let folder = Folder::open(&self.path)?.ok_or(KeyError::NoIdentity)?;
         // Of two servers that look at once, one waits.
         folder.lock()?;
@@ -200,16 +209,30 @@ impl Keys {
             let user =
                 text.and_then(|text| text.parse().ok()).ok_or_else(|| damaged("no number"))?;
             if file == own {
-                let beyond = KeyError::UserBeyond { path: path.clone(), user };
-                return if range.contains(&user) { Ok(user) } else { Err(beyond) };
+                if !range.contains(&user) {
+                    return Err(KeyError::UserBeyond { path, user });
+                }
+                return if claims(user)? {
+                    Ok(user)
+                } else {
+                    Err(KeyError::UserTaken { path, user })
+                };
             }
             taken.insert(user);
         }
         let (first, last) = (*range.start(), *range.end());
-        let free = range.into_iter().find(|user| !taken.contains(user));
-        let user = free.ok_or(KeyError::NoUser { first, last })?;
-        folder.write(&own, format!("{user}\n").as_bytes(), false)?;
-        Ok(user)
+        for user in range.filter(|user| !taken.contains(user)) {
+            if claims(user)? {
+                folder.write(&own, format!("{user}\n").as_bytes(), false)?;
+                return Ok(user);
+            }
+        }
+        Err(KeyError::NoUser { first, last })
+    }
+
+    /// Returns where the folder is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Says how much a pinned name may have: what another key of the name may have as well.
@@ -369,23 +392,40 @@ mod tests {
     fn each_name_has_a_user_for_good() {
         let place = Place::new("users");
         let keys = place.keys();
-        assert!(keys.user(&name("alice"), 7..=8).is_err(), "no folder");
+        let user = |name: &Name, range| keys.user(name, range, |_| Ok(true));
+        assert!(user(&name("alice"), 7..=8).is_err(), "no folder");
         keys.make("x", DAY, false).unwrap();
-        assert_eq!(keys.user(&name("bob"), 7..=8).unwrap(), 7);
-        assert_eq!(keys.user(&name("alice"), 7..=8).unwrap(), 8);
-        assert_eq!(keys.user(&name("bob"), 7..=8).unwrap(), 7);
-        let none = keys.user(&name("carol"), 7..=8).unwrap_err();
+        assert_eq!(user(&name("bob"), 7..=8).unwrap(), 7);
+        assert_eq!(user(&name("alice"), 7..=8).unwrap(), 8);
+        assert_eq!(user(&name("bob"), 7..=8).unwrap(), 7);
+        let none = user(&name("carol"), 7..=8).unwrap_err();
         assert!(matches!(none, KeyError::NoUser { first: 7, last: 8 }), "{none}");
-        let beyond = keys.user(&name("bob"), 8..=9).unwrap_err().to_string();
+        let beyond = user(&name("bob"), 8..=9).unwrap_err().to_string();
         assert!(beyond.contains("bob.user says 7"), "{beyond}");
-        assert_eq!(keys.user(&name("carol"), 7..=9).unwrap(), 9);
+        assert_eq!(user(&name("carol"), 7..=9).unwrap(), 9);
         let file = place.path.join("keys/bob.user");
         fs::write(&file, "0x7\n").unwrap();
         // Whose it is would not be known of the next one either.
         for of in ["bob", "dave"] {
-            let said = keys.user(&name(of), 7..=20).unwrap_err().to_string();
+            let said = user(&name(of), 7..=20).unwrap_err().to_string();
             assert!(said.contains("bob.user is damaged: no number"), "{said}");
         }
+    }
+
+    #[test]
+    fn a_user_of_another_folder_is_passed_over() {
+        let place = Place::new("claims");
+        let keys = place.keys();
+        keys.make("x", DAY, false).unwrap();
+        let but = |of: &str, others: &[u32]| {
+            keys.user(&name(of), 7..=9, |user| Ok(!others.contains(&user)))
+        };
+        assert_eq!((but("bob", &[7]).unwrap(), but("alice", &[7]).unwrap()), (8, 9));
+        assert!(matches!(but("carol", &[7]), Err(KeyError::NoUser { .. })));
+        // As of folders that were there before there were claims.
+        assert!(matches!(but("bob", &[8]), Err(KeyError::UserTaken { user: 8, .. })));
+        let broken = keys.user(&name("carol"), 7..=9, |_| Err(io::ErrorKind::Other.into()));
+        assert!(matches!(broken, Err(KeyError::NotClaimed { user: 7, .. })));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Users {
     pub range: RangeInclusive<u32>,
     /// Root's; others may enter it.
     pub homes: PathBuf,
+    /// Where all servers of this machine note whose each user is; root's.
+    pub claims: PathBuf,
 }
 
 /// A key's user.
@@ -39,12 +41,7 @@ impl Users {
     /// # Errors
     /// The folder of folders is not root's alone to change, or what is there is another's.
     pub(crate) fn owner(&self, id: u32) -> io::Result<Owner> {
-        DirBuilder::new().recursive(true).mode(0o755).create(&self.homes)?;
-        let all = folder(None, &self.homes)?;
-        let found = fstat(&all)?;
-        if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
-            return Err(refused(&self.homes, "must be this user's, and nobody else's to write to"));
-        }
+        let all = root_s_own(&self.homes)?;
         let (name, home) = (id.to_string(), self.homes.join(id.to_string()));
         match mkdirat(&all, &name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -61,6 +58,20 @@ impl Users {
         }
         Ok(Owner { id, home })
     }
+}
+
+/// Opens a folder, which is made if there is none.
+///
+/// # Errors
+/// It is not this user's, who is root where it matters, or others may write to it.
+pub(crate) fn root_s_own(path: &Path) -> io::Result<OwnedFd> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+    let all = folder(None, path)?;
+    let found = fstat(&all)?;
+    if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+        return Err(refused(path, "must be this user's, and nobody else's to write to"));
+    }
+    Ok(all)
 }
 
 /// Opens a folder that is no link.
@@ -84,7 +95,7 @@ mod tests {
 
     #[test]
     fn nobody_and_root_are_no_key_s_user() {
-        let users = |range| Users { range, homes: "/".into() }.are_proper();
+        let users = |range| Users { range, homes: "/".into(), claims: "/".into() }.are_proper();
         assert!(users(1..=1) && users(70_000..=80_000));
         assert!(!users(0..=5) && !users(5..=u32::MAX) && !users(RangeInclusive::new(6, 5)));
     }
@@ -92,7 +103,7 @@ mod tests {
     #[test]
     fn a_user_has_a_folder_of_his_own() {
         let base = std::env::temp_dir().join(format!("khomes-{}", std::process::id()));
-        let users = Users { range: 1..=9, homes: base.join("homes") };
+        let users = Users { range: 1..=9, homes: base.join("homes"), claims: base.join("users") };
         let own = geteuid().as_raw();
         let other = if geteuid().is_root() { 70_001 } else { own };
         let owner = users.owner(other).unwrap();

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod chosen;
+mod claims;
 mod figures;
 mod homes;
 mod measure;
@@ -21,6 +22,7 @@ pub use homes::Users;
 pub use openings::{Opened, Openings};
 pub use said::{Event, Said};
 
+use claims::Claims;
 use homes::Owner;
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits, Name};
@@ -398,8 +400,12 @@ impl Lender {
         let (Some(users), Some(keys), Some(who)) = (&self.spec.users, &self.spec.keys, who) else {
             return Ok(None);
         };
-        let id = keys.user(&who.name, users.range.clone()).map_err(io::Error::other);
-        let owner = id.and_then(|id| users.owner(id)).map_err(|error| {
+        let owner = Claims::open(&users.claims).and_then(|claims| {
+            let claim = |id| claims.claim(id, &who.name, keys.path());
+            let id = keys.user(&who.name, users.range.clone(), claim).map_err(io::Error::other)?;
+            users.owner(id)
+        });
+        let owner = owner.map_err(|error| {
             self.trouble(format!("no user for {who}: {error}"));
             Refusal::User(error)
         })?;

@@ -63,6 +63,10 @@ pub(crate) struct ServeArgs {
     /// Where each of these users has a folder for what his proxies keep
     #[arg(long, value_name = "DIR", requires = "users", default_value = "/var/lib/kedge/homes")]
     homes: PathBuf,
+    /// Where all servers of this machine note whose each of these users is, so that no two keys get
+    /// one
+    #[arg(long, value_name = "DIR", requires = "users", default_value = "/var/lib/kedge/users")]
+    claims: PathBuf,
     /// Tell who has what at this address: /metrics for Prometheus, and /healthz. Whoever reaches it
     /// may ask; with port 0, on a free port, which is told
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -102,8 +106,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let devices = count(&gpu);
     let (listen, proxy) = (args.listen, Parts::find()?.proxy);
     let keys = if listen.ip().is_loopback() { None } else { Some(Keys::of_user()?) };
-    let homes = args.homes.clone();
-    let users = args.users.clone().map(|range| Users { range, homes });
+    let (homes, claims) = (args.homes.clone(), args.claims.clone());
+    let users = args.users.clone().map(|range| Users { range, homes, claims });
     let spec = ServeSpec { listen, gpu: gpu.clone(), devices, soft_memory, users, keys, proxy };
     let say = args.log_format.say();
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
