@@ -66,8 +66,31 @@ fn serve_keys(network: &Network, users: &str, of: &str) -> (Served, PathBuf) {
     let mut command = network.inside(&words);
     command.args(["--users", users, "--homes"]).arg(&homes);
     command.arg("--claims").arg(network.world.0.join("users"));
-    command.env("XDG_CONFIG_HOME", network.config(of));
+    command.env("XDG_CONFIG_HOME", network.config(of)).env("A_SECRET", "of the server's");
     (Served::started(command), homes)
+}
+
+/// A proxy has no terminal, log and descriptors of its server's.
+fn has_nothing_of_the_server(server: &Served, pid: u32) {
+    let stat = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
+    let numbers: Vec<i64> = stat(pid)
+        .rsplit_once(')')
+        .into_iter()
+        .flat_map(|(_, rest)| rest.split_whitespace().filter_map(|word| word.parse().ok()))
+        .collect();
+    // Behind the state: its parent, its group, its session, its terminal.
+    assert_eq!(numbers[2..4], [i64::from(pid), 0], "a session of its own without a terminal");
+    let links = |pid: u32| -> Vec<PathBuf> {
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
+        fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()).collect()
+    };
+    let of_its_own = |link: &PathBuf| link.to_string_lossy().contains("anon_inode");
+    let servers: Vec<PathBuf> = links(server.pid());
+    let both = links(pid).into_iter().filter(|it| servers.contains(it) && !of_its_own(it));
+    // Its account is the server's too, and /dev/null is everybody's.
+    let both = both.filter(|it| !it.to_string_lossy().contains("kedge-account"));
+    let both: Vec<PathBuf> = both.filter(|it| it != &PathBuf::from("/dev/null")).collect();
+    assert!(both.is_empty(), "{both:?}");
 }
 
 #[test]
@@ -97,7 +120,10 @@ fn each_key_s_proxies_run_as_a_user_of_its_own() {
         let own = std::fs::read(format!("/proc/{pid}/environ")).expect("its environment");
         let own: Vec<_> = own.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         assert!(own.contains(&format!("HOME={}", home.display()).into()), "{own:?}");
-        assert!(!own.iter().any(|it| it.starts_with("XDG_")), "{own:?}");
+        for other in ["XDG_", "A_SECRET"] {
+            assert!(!own.iter().any(|it| it.starts_with(other)), "{own:?}");
+        }
+        has_nothing_of_the_server(&server, pid);
     }
     // Neither reaches the other, nor the keys of who lends.
     let (pid, memory) = (alice.to_string(), format!("/proc/{alice}/mem"));

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
 /// Serves a session whose near end is on another machine: standard input is its line, standard
 /// output a server's channel.
 fn serve_far(options: &Options) -> ExitCode {
+    out_of_the_server();
     let taken = std::io::stdin().as_fd().try_clone_to_owned().and_then(|line| {
         let control = std::io::stdout().as_fd().try_clone_to_owned()?;
         Ok((line, control))
@@ -121,6 +122,22 @@ fn serve(
         _ => {
             log.line(&error.to_string());
             1
+        }
+    }
+}
+
+/// Leaves what else this process has of its server: the terminal, by a session of its own, and
+/// descriptors that the server has inherited open.
+fn out_of_the_server() {
+    // SAFETY: plain calls, first thing in main: no descriptor above stderr is in use. Whoever leads
+    // a group already, which servers do not have it do, keeps its session.
+    unsafe {
+        libc::setsid();
+        if libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) != 0 {
+            let limit = libc::sysconf(libc::_SC_OPEN_MAX).clamp(3, 1 << 16) as RawFd;
+            (3..limit).for_each(|fd| {
+                libc::close(fd);
+            });
         }
     }
 }

@@ -15,6 +15,7 @@ mod owner;
 mod refusal;
 mod said;
 mod sessions;
+mod start;
 mod tenants;
 
 pub use figures::{Figures, TenantFigures, Watch};
@@ -35,6 +36,7 @@ use kedge_wire::Text;
 use owner::Whose;
 use refusal::Refusal;
 use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
+use start::Words;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -444,7 +446,7 @@ impl Lender {
             let begun = self.sessions.begin(&self.spec, asked, who.clone(), stream.stream())?;
             Ok((begun, limits.memory))
         });
-        let (Begun { proxy, channel, place, gpu }, memory) = match begun {
+        let (Begun { proxy, words, channel, place, gpu }, memory) = match begun {
             Ok(begun) => begun,
             Err(why) => return self.refuse(who.as_ref(), &mut stream, why.to_string()),
         };
@@ -461,8 +463,16 @@ impl Lender {
         // Without it the proxy ends.
         let handed = sessions::tell_terms(&channel, terms, stream);
         let (lender, begins) = (self.clone(), said.clone());
+        let (say, speaker) = (self.say, said.clone());
+        let of = format!("proxy {pid} of {from}");
+        let words = Words::hear(words, move |text| {
+            let text = format!("{of}: {text}");
+            say(&Said { event: Event::Trouble, text, ..speaker.clone() });
+        });
         let wait = move || {
             let ended = lender.sessions.wait(&key, proxy);
+            // Without a thread for them they are lost, and the proxy is none the worse for it.
+            words.into_iter().for_each(Words::end);
             let text = format!("{name} of {from} on {gpu} ends: {ended}");
             (lender.say)(&Said { event: Event::Ends, text, ..said });
         };

@@ -4,19 +4,19 @@ use crate::ServeSpec;
 use crate::chosen::Chosen;
 use crate::homes::Owner;
 use crate::refusal::Refusal;
+use crate::start::{self, Started};
 use crate::tenants::{Place, Tenants};
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, Fingerprint, Limits, Name, Secrets};
 use kedge_remote::{HandedOver, JobKey, SessionKey, Terms};
 use kedge_socket::Channel;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::net::UnixStream;
+use std::process::Child;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -159,6 +159,8 @@ pub(crate) struct Session {
 /// A proxy that has been started for a session, and waits for its line's secrets.
 pub(crate) struct Begun {
     pub(crate) proxy: Child,
+    /// What it says on standard error.
+    pub(crate) words: UnixStream,
     pub(crate) channel: Arc<Channel>,
     pub(crate) place: Option<Place>,
     pub(crate) gpu: GpuSpec,
@@ -191,8 +193,8 @@ impl Sessions {
             Kind::Devices => Some(open.tenants.enter(name).map_err(failed)?),
             Kind::Management => None,
         };
-        let started = start_proxy(spec, (kind, owner), &chosen.gpu, line, far);
-        let (proxy, process) = started.map_err(|error| {
+        let started = start::proxy(spec, (kind, owner), &chosen.gpu, line, far);
+        let Started { proxy, process, words } = started.map_err(|error| {
             place.iter().for_each(|place| open.tenants.leave(name, place));
             failed(error)
         })?;
@@ -213,7 +215,7 @@ impl Sessions {
             pid,
         };
         open.by_key.insert(key, session);
-        Ok(Begun { proxy, channel, place, gpu: chosen.gpu })
+        Ok(Begun { proxy, words, channel, place, gpu: chosen.gpu })
     }
 
     /// Counts something that was refused.
@@ -345,44 +347,6 @@ impl Sessions {
             Ok(status) if status.success() => "its program has ended".into(),
             Ok(status) => format!("its proxy has failed ({status})"),
             Err(error) => format!("its proxy is lost: {error}"),
-        }
-    }
-}
-
-/// Starts a proxy with its line and its end of a channel: with what signals it.
-fn start_proxy(
-    spec: &ServeSpec,
-    (kind, owner): (Kind, Option<&Owner>),
-    gpu: &GpuSpec,
-    line: OwnedFd,
-    far: OwnedFd,
-) -> io::Result<(Child, OwnedFd)> {
-    let mut command = Command::new(&spec.proxy);
-    command.args(["--far", "--gpu", &gpu.to_string()]);
-    if kind == Kind::Management {
-        command.arg("--management");
-    }
-    if let Some(bytes) = spec.soft_memory {
-        command.args(["--soft-memory", &bytes.to_string()]);
-    }
-    // Near ends choose among the server's devices.
-    command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
-    // Ctrl-C is the server's, which lets its sessions go on for a while.
-    command.process_group(0);
-    if let Some(Owner { id, home }) = owner {
-        // Without groups. What the server's user has in his folders is none of its business.
-        command.uid(*id).gid(*id).current_dir("/").env("HOME", home);
-        for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"] {
-            command.env_remove(name);
-        }
-    }
-    let mut proxy = command.spawn()?;
-    match pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty()) {
-        Ok(process) => Ok((proxy, process)),
-        Err(error) => {
-            // What could not be ended later is not begun. It is a child that nobody waits for yet.
-            let _ = proxy.kill().and_then(|()| proxy.wait());
-            Err(error.into())
         }
     }
 }
