@@ -4,10 +4,10 @@
 //! A proxy alone writes its slot, the server clears it when the proxy has ended. Whoever has the
 //! memory can write what it likes there; what is read of it is never an address or a length.
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{pread, pwrite};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Sessions of a tenant, at most.
 pub const SLOTS: u32 = 256;
@@ -78,9 +78,18 @@ impl Account {
         Ok(Account(file))
     }
 
-    /// Returns the memory, for a proxy.
+    /// Returns the memory.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+
+    /// Opens the memory anew, for a proxy: what one locks is locked to the others.
+    ///
+    /// # Errors
+    /// There is no descriptor left, or no /proc.
+    pub fn open(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     /// Returns what a slot says; nothing where there is no such slot.

@@ -4,19 +4,27 @@
 use kedge_control::account::{self, BYTES, MEMORY, RECEIVED, SENT, SLOTS, WORDS};
 use kedge_protocol::DeviceInfo;
 use kedge_remote::{Meter, Terms};
+use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
+/// For a session's turn; a few instructions are one.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The account, and this session's slot of it.
 #[derive(Debug)]
 pub(crate) struct Account {
     words: NonNull<[AtomicU64; BYTES / 8]>,
     slot: usize,
+    /// What is locked while this session's memory is compared with the limit: of this proxy's own
+    /// opening.
+    file: OwnedFd,
     /// Bytes of device memory that all sessions of the tenant may have.
     limit: Option<u64>,
     /// Whether a refusal has been said: programs try again and again.
@@ -55,6 +63,7 @@ impl Account {
         Ok(Account {
             words,
             slot: terms.slot as usize,
+            file: file.try_clone()?,
             limit: terms.memory,
             said: AtomicBool::new(false),
         })
@@ -91,13 +100,19 @@ impl Account {
     }
 
     /// Counts device memory that is about to be taken, unless that is more than the tenant may
-    /// have. Of two sessions that ask at once, both may be refused, and never one too few: each
-    /// adds its own before it looks at the other's.
+    /// have.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let Some(limit) = self.limit else { return true };
+        let _turn = Turn::take(&self.file);
         let had = self.own(MEMORY).load(Ordering::SeqCst);
+        // What is refused is never there for others to see.
         let Some(would) = had.checked_add(bytes) else { return false };
+        if self.all().saturating_add(bytes) > limit {
+            return false;
+        }
         self.own(MEMORY).store(would, Ordering::SeqCst);
+        // Where it was not this session's turn, another may have done the same meanwhile: both may
+        // be refused then, and never one too few.
         if self.all() <= limit {
             return true;
         }
@@ -125,6 +140,33 @@ impl Account {
     }
 }
 
+/// A session's turn to compare what its tenant has with the limit. It ends with the value, and with
+/// the process.
+struct Turn<'a>(Option<&'a OwnedFd>);
+
+impl Turn<'_> {
+    /// Waits for the turn, for a moment: another's proxy may stand still while it has it.
+    fn take(file: &OwnedFd) -> Turn<'_> {
+        let begin = Instant::now();
+        while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if begin.elapsed() > PATIENCE {
+                return Turn(None);
+            }
+            thread::yield_now();
+        }
+        Turn(Some(file))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(file) = self.0 {
+            // Nothing can be done about an error, and there is none for a lock that is held.
+            let _ = flock(file, FlockOperation::Unlock);
+        }
+    }
+}
+
 impl Meter for Account {
     fn received(&self, bytes: usize) {
         self.own(RECEIVED).fetch_add(bytes as u64, Ordering::Relaxed);
@@ -138,10 +180,9 @@ impl Meter for Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
 
     fn mapped(server: &account::Account, slot: u32, memory: Option<u64>) -> Account {
-        Account::map(&server.file().try_clone_to_owned().unwrap(), &Terms { slot, memory }).unwrap()
+        Account::map(&server.open().unwrap(), &Terms { slot, memory }).unwrap()
     }
 
     #[test]
@@ -158,7 +199,7 @@ mod tests {
         assert!(first.reserve(90) && !first.has(101));
         let free = mapped(&server, 1, None);
         assert!(free.reserve(u64::MAX) && free.left().is_none());
-        let file = server.file().try_clone_to_owned().unwrap();
+        let file = server.open().unwrap();
         assert!(Account::map(&file, &Terms { slot: SLOTS, memory: None }).is_err());
     }
 
@@ -187,6 +228,57 @@ mod tests {
             }
         });
         assert_eq!([0, 1].map(|slot| server.counts(slot).memory), [0, 0]);
+    }
+
+    /// One asks for far too much, again and again, and another for what there is.
+    #[test]
+    fn what_is_refused_takes_nothing_from_another() {
+        let server = account::Account::new().unwrap();
+        let over = AtomicBool::new(false);
+        let [greedy, modest] = [0, 1].map(|slot| mapped(&server, slot, Some(10)));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    assert!(!greedy.reserve(11));
+                }
+            });
+            let refused = (0..5000).filter(|_| {
+                let refused = !modest.reserve(10);
+                modest.has(0);
+                refused
+            });
+            let refused = refused.count();
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(refused, 0);
+        });
+    }
+
+    /// Of two that want what one alone can have, one gets it.
+    #[test]
+    fn one_of_two_gets_it() {
+        let server = account::Account::new().unwrap();
+        let both = [0, 1].map(|slot| mapped(&server, slot, Some(10)));
+        for _ in 0..2000 {
+            let got = AtomicU64::new(0);
+            thread::scope(|scope| {
+                for account in &both {
+                    scope.spawn(|| got.fetch_add(account.reserve(6).into(), Ordering::SeqCst));
+                }
+            });
+            assert_eq!(got.into_inner(), 1);
+            both.iter().for_each(|account| assert!(account.has(0)));
+        }
+    }
+
+    /// A proxy that is stopped in its turn holds no other up for long.
+    #[test]
+    fn whoever_stands_still_holds_nobody_up() {
+        let server = account::Account::new().unwrap();
+        let [still, goes_on] = [0, 1].map(|slot| mapped(&server, slot, Some(10)));
+        let _turn = Turn::take(&still.file);
+        let begin = Instant::now();
+        assert!(goes_on.reserve(5) && !goes_on.reserve(6));
+        assert!(begin.elapsed() < 100 * PATIENCE, "{:?}", begin.elapsed());
     }
 
     #[test]

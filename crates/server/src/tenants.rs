@@ -33,9 +33,9 @@ impl Place {
     /// Returns the account's memory, to be sent.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// It cannot be opened anew.
     pub(crate) fn file(&self) -> io::Result<OwnedFd> {
-        self.account.file().try_clone_to_owned()
+        self.account.open()
     }
 }
 
