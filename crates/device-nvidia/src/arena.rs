@@ -65,6 +65,7 @@ pub(crate) struct Handle {
     pub(crate) size: Option<u64>,
     pub(crate) device: u32,
     pub(crate) shareable: bool,
+    pub(crate) mappings: u32,
 }
 
 /// Reserves the address ranges of these windows, for as long as the process lives.
@@ -266,7 +267,8 @@ impl Arena {
             return Err(CuError::INVALID_VALUE);
         }
         let raw = self.create(index, size, shareable)?;
-        self.handles.insert(id, Handle { raw, size: Some(size), device: index, shareable });
+        let (size, device) = (Some(size), index);
+        self.handles.insert(id, Handle { raw, size, device, shareable, mappings: 0 });
         Ok(())
     }
 
@@ -299,8 +301,9 @@ impl Arena {
         let device = self.devices.iter().find(|(_, device)| *device == props.location.id);
         let device = device.filter(|_| on_device).map(|(window, _)| window);
         let first = self.devices.iter().next().map_or(0, |(window, _)| window);
-        let (device_or_first, shareable) = (device.unwrap_or(first), true);
-        self.handles.insert(id, Handle { raw, size: None, device: device_or_first, shareable });
+        let (size, shareable, mappings) = (None, true, 0);
+        let handle = Handle { raw, size, device: device.unwrap_or(first), shareable, mappings };
+        self.handles.insert(id, handle);
         Ok(Imported { device, size: None })
     }
 
@@ -321,7 +324,11 @@ impl Arena {
         Ok(())
     }
 
+    /// A handle that is mapped stays: the driver would keep its memory for the mapping's sake.
     pub(crate) fn destroy_handle(&mut self, id: MemHandleId) -> Result<(), CuError> {
+        if self.handles.get(&id).is_some_and(|handle| handle.mappings > 0) {
+            return Err(CuError::INVALID_VALUE);
+        }
         let handle = self.handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
         self.release(handle.raw)
     }
@@ -335,6 +342,7 @@ impl Arena {
     ) -> Result<(), CuError> {
         check_range(addr, size)?;
         let handle = *self.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let mappings = handle.mappings.checked_add(1).ok_or(CuError::INVALID_VALUE)?;
         let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
         let inside = handle.size.is_none_or(|size| end <= size);
         if !inside || self.overlaps(addr, size) {
@@ -342,6 +350,7 @@ impl Arena {
         }
         self.map(addr, size, offset, handle.raw)?;
         self.mapped.insert(addr, Shown { size, of: id, offset, access: BTreeMap::new() });
+        self.handles.insert(id, Handle { mappings, ..handle });
         Ok(())
     }
 
@@ -357,7 +366,10 @@ impl Arena {
     pub(crate) fn unmap_handle(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
         for (addr, size) in self.within(addr, size)? {
             self.unmap(addr, size)?;
-            self.mapped.remove(&addr);
+            let shown = self.mapped.remove(&addr);
+            if let Some(handle) = shown.and_then(|shown| self.handles.get_mut(&shown.of)) {
+                handle.mappings = handle.mappings.saturating_sub(1);
+            }
         }
         Ok(())
     }

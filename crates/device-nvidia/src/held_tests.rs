@@ -9,7 +9,7 @@ use kedge_cuda_types::arena::device_base;
 use kedge_device::{
     Backend, Done, Held, HeldPart, HeldPlace, Host, Object, Piece, Restore, Snapshots, Swap,
 };
-use kedge_protocol::{CtxId, MemHandleId, OutputTarget};
+use kedge_protocol::{ArrayDesc, ArrayId, CtxId, MemHandleId, OutputTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -236,7 +236,20 @@ fn handles_go_off_the_device_and_come_back_where_they_were_mapped() {
     assert!(peek(first, size) == pattern(5, size));
     assert!(peek(second, SLAB) == pattern(5, size)[SLAB as usize..]);
     backend.unmap_handle(second, SLAB).unwrap();
+    // The driver would keep the memory for the other mapping, and nobody would count it.
+    assert_eq!(backend.destroy_handle(id), Err(CuError::INVALID_VALUE));
+    assert_eq!(backend.used_memory(0), Some(size));
     backend.unmap_handle(first, size).unwrap();
     backend.destroy_handle(id).unwrap();
     assert_eq!(turn.used(), before - size);
+}
+
+#[test]
+fn levels_of_a_mipmap_are_different_arrays() {
+    let (_turn, driver) = Turn::begin(200 * MIB);
+    let backend = backend(&driver, NO_LIMITS);
+    let (width, height, depth) = (8, 8, 0);
+    let desc = ArrayDesc { device: 0, width, height, depth, format: 1, channels: 1, flags: 0 };
+    let levels = [ArrayId(1), ArrayId(2), ArrayId(1)];
+    assert_eq!(backend.create_mipmap(CTX, &levels, &desc), Err(CuError::INVALID_VALUE));
 }

@@ -8,7 +8,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUmipmappedArray};
 use kedge_cuda_types::memory::*;
 use kedge_protocol::{ArrayDesc, ArrayId, CtxId, Texture, TextureSource};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 #[derive(Default)]
@@ -112,7 +112,9 @@ impl Textures {
         levels: &[ArrayId],
         desc: &ArrayDesc,
     ) -> Result<(), CuError> {
-        if levels.is_empty() || levels.iter().any(|id| self.arrays.contains_key(id)) {
+        let mut names = HashSet::new();
+        let taken = |id: &ArrayId| !names.insert(*id) || self.arrays.contains_key(id);
+        if levels.is_empty() || levels.iter().any(taken) {
             return Err(CuError::INVALID_VALUE);
         }
         ctx.enter()?;

@@ -3,7 +3,7 @@
 use crate::account::Account;
 use crate::dispatch::Dispatcher;
 use kedge_cuda_types::CuError;
-use kedge_protocol::{ArrayDesc, ArrayId, Call, CtxId, Post};
+use kedge_protocol::{ArrayDesc, ArrayId, Call, CtxId, Imported, MemHandleId, PeerName, Post};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
@@ -11,19 +11,47 @@ use std::thread;
 /// How often a backend is asked that cannot tell just now.
 const TRIES: u32 = 1000;
 
-/// Arrays, which GPUs do not count: whose they are, and their bytes.
+/// Arrays, which GPUs do not count: whose they are, and of which group of levels.
 #[derive(Debug, Default)]
-pub(crate) struct Arrays(HashMap<ArrayId, (CtxId, u64)>);
+pub(crate) struct Arrays {
+    arrays: HashMap<ArrayId, (CtxId, u64)>,
+    /// What has been made together, by number: the levels that are left of it, and its bytes, which
+    /// go with the last of them.
+    groups: HashMap<u64, (usize, u64)>,
+    last: u64,
+}
 
 impl Arrays {
     fn add(&mut self, ctx: CtxId, levels: &[ArrayId], desc: &ArrayDesc) {
-        let levels = levels.iter().zip(0..);
-        self.0.extend(levels.map(|(id, level)| (*id, (ctx, bytes_of(&desc.level(level))))));
+        self.last += 1;
+        let bytes = bytes_of_levels(levels.len(), desc);
+        self.arrays.extend(levels.iter().map(|id| (*id, (ctx, self.last))));
+        self.groups.insert(self.last, (levels.len(), bytes));
+    }
+
+    fn remove(&mut self, array: ArrayId) {
+        let Some((_, group)) = self.arrays.remove(&array) else { return };
+        if let Some((left, _)) = self.groups.get_mut(&group) {
+            *left = left.saturating_sub(1);
+        }
+        self.groups.retain(|_, (left, _)| *left > 0);
+    }
+
+    fn forget(&mut self, ctx: CtxId) {
+        let of = self.arrays.iter().filter(|(_, (owner, _))| *owner == ctx);
+        let ended: Vec<ArrayId> = of.map(|(id, _)| *id).collect();
+        ended.into_iter().for_each(|id| self.remove(id));
     }
 
     fn bytes(&self) -> u64 {
-        self.0.values().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+        self.groups.values().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
+}
+
+/// Returns the bytes of an array of so many levels.
+fn bytes_of_levels(levels: usize, desc: &ArrayDesc) -> u64 {
+    let each = (0..levels as u32).map(|level| bytes_of(&desc.level(level)));
+    each.fold(0, u64::saturating_add)
 }
 
 /// Returns the bytes of an array's elements.
@@ -43,10 +71,7 @@ fn wants(call: &Call) -> u64 {
         Call::Grant { bytes, .. } => *bytes,
         Call::HandleCreate { size, .. } => *size,
         Call::ArrayCreate { desc, .. } => bytes_of(desc),
-        Call::MipmapCreate { levels, desc, .. } => {
-            let levels = (0..).zip(levels.iter()).map(|(level, _)| bytes_of(&desc.level(level)));
-            levels.fold(0, u64::saturating_add)
-        }
+        Call::MipmapCreate { levels, desc, .. } => bytes_of_levels(levels.len(), desc),
         _ => 0,
     }
 }
@@ -61,8 +86,11 @@ impl Dispatcher {
     /// # Errors
     /// OUT_OF_MEMORY: the tenant may not have so much.
     pub(crate) fn charge(&self, call: &Call) -> Result<(), CuError> {
+        self.reserve(wants(call))
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<(), CuError> {
         let Some(account) = self.account() else { return Ok(()) };
-        let bytes = wants(call);
         if bytes == 0 || account.reserve(bytes) {
             return Ok(());
         }
@@ -84,15 +112,51 @@ impl Dispatcher {
         self.settle();
     }
 
-    /// The same after a post; what it ends is named before it is carried out.
+    /// The same after a post that has been carried out; what it ends is named before.
     pub(crate) fn posted(&mut self, ends: Ends) {
         match ends {
             Ends::Nothing => return,
             Ends::Memory => {}
-            Ends::Array(array) => drop(self.arrays.0.remove(&array)),
-            Ends::Context(ctx) => self.arrays.0.retain(|_, (owner, _)| *owner != ctx),
+            Ends::Handle(handle) => drop(self.opened.remove(&handle)),
+            Ends::Array(array) => self.arrays.remove(array),
+            Ends::Context(ctx) => self.arrays.forget(ctx),
         }
         self.settle();
+    }
+
+    /// Opens what another client shares. That counts for each who has it, because its maker may end
+    /// first.
+    ///
+    /// # Errors
+    /// Nobody has it; OUT_OF_MEMORY: the tenant may not have so much.
+    pub(crate) fn open_peer(
+        &mut self,
+        handle: MemHandleId,
+        name: &PeerName,
+    ) -> Result<Imported, CuError> {
+        let found = self.sharing.find(name)?;
+        let told = found.bytes.or_else(|| self.bytes_of(found.own?));
+        if self.account().is_some() && told.is_none() {
+            self.host().log.line("memory of another process is not opened: its size is not known");
+            return Err(CuError::INVALID_VALUE);
+        }
+        let told = told.unwrap_or(0);
+        self.reserve(told)?;
+        let opened = self.sharing.open(handle, found.fd, name);
+        if let Ok(opened) = &opened {
+            self.opened.insert(handle, opened.size.unwrap_or(told));
+        }
+        if self.settle() || opened.is_err() {
+            return opened;
+        }
+        // It is larger than its maker has said.
+        self.post(Post::HandleDestroy { handle });
+        Err(CuError::OUT_OF_MEMORY)
+    }
+
+    /// Bytes of a handle's memory, whoever has made it.
+    pub(crate) fn bytes_of(&self, handle: MemHandleId) -> Option<u64> {
+        self.opened.get(&handle).copied().or_else(|| self.record.created_bytes(handle))
     }
 
     /// Says what the client has; whether the tenant may have so much. What is swapped out is had.
@@ -104,7 +168,8 @@ impl Dispatcher {
         let used = used.try_fold(0_u64, |sum, used| sum.checked_add(used?));
         let arrays = if exact { 0 } else { self.arrays.bytes() };
         // Where it cannot be told, what was reserved goes on to count.
-        used.is_none_or(|used| account.has(used.saturating_add(arrays)))
+        let opened = self.opened.values().fold(arrays, |sum, bytes| sum.saturating_add(*bytes));
+        used.is_none_or(|used| account.has(used.saturating_add(opened)))
     }
 
     /// Bytes of a device that are had: other threads change that for moments.
@@ -129,6 +194,7 @@ impl Dispatcher {
 pub(crate) enum Ends {
     Nothing,
     Memory,
+    Handle(MemHandleId),
     Array(ArrayId),
     Context(CtxId),
 }
@@ -138,7 +204,8 @@ impl Ends {
         match post {
             Post::CtxDestroy { ctx } => Ends::Context(*ctx),
             Post::ArrayDestroy { array } => Ends::Array(*array),
-            Post::HandleDestroy { .. } | Post::ModuleUnload { .. } => Ends::Memory,
+            Post::HandleDestroy { handle } => Ends::Handle(*handle),
+            Post::ModuleUnload { .. } => Ends::Memory,
             _ => Ends::Nothing,
         }
     }
@@ -147,7 +214,15 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kedge_protocol::MemHandleId;
+    use crate::client_memory::ClientMemory;
+    use crate::fake::Fake;
+    use crate::host::ProxyHost;
+    use crate::peers::Peers;
+    use kedge_control::account;
+    use kedge_control::joblog::JobLog;
+    use kedge_control::peer::Shared;
+    use kedge_control::sharing::What;
+    use kedge_remote::Terms;
 
     fn desc(width: u64, height: u64, format: u32, channels: u32) -> ArrayDesc {
         ArrayDesc { device: 0, width, height, depth: 0, format, channels, flags: 0 }
@@ -170,13 +245,66 @@ mod tests {
     }
 
     #[test]
-    fn arrays_go_one_by_one_and_with_their_context() {
+    fn levels_count_until_the_last_of_them_goes() {
         let mut arrays = Arrays::default();
         arrays.add(CtxId(1), &[ArrayId(1), ArrayId(2)], &desc(8, 8, 1, 1));
         arrays.add(CtxId(2), &[ArrayId(3)], &desc(5, 0, 1, 1));
-        assert_eq!(arrays.bytes(), 64 + 16 + 5);
-        arrays.0.remove(&ArrayId(1));
-        arrays.0.retain(|_, (owner, _)| *owner != CtxId(2));
-        assert_eq!(arrays.bytes(), 16);
+        arrays.add(CtxId(2), &[ArrayId(4), ArrayId(5)], &desc(2, 0, 1, 1));
+        assert_eq!(arrays.bytes(), 64 + 16 + 5 + 2 + 1);
+        arrays.remove(ArrayId(1));
+        arrays.remove(ArrayId(1));
+        assert_eq!(arrays.bytes(), 64 + 16 + 5 + 2 + 1, "the driver frees no level alone");
+        arrays.remove(ArrayId(2));
+        assert_eq!(arrays.bytes(), 5 + 2 + 1);
+        arrays.remove(ArrayId(4));
+        arrays.forget(CtxId(2));
+        assert_eq!((arrays.bytes(), arrays.groups.len(), arrays.arrays.len()), (0, 0, 0));
+    }
+
+    /// A client with 100 bytes in all, and its tenant's account.
+    fn limited() -> (Dispatcher, account::Account) {
+        let (client, server) = kedge_transport::pair().unwrap();
+        let memory = ClientMemory::new(std::process::id());
+        let (log, account) = (Arc::new(JobLog::none()), account::Account::new().unwrap());
+        let terms = Terms { slot: 0, memory: Some(100) };
+        let own = Arc::new(Account::map(&account.open().unwrap(), &terms).unwrap());
+        let host = ProxyHost::new(server.outbox().clone(), memory, log, None).with_account(own);
+        let socket = server.socket().try_clone_to_owned().unwrap();
+        drop(client);
+        (Dispatcher::new(Fake::idle(), Arc::new(host), socket), account)
+    }
+
+    /// What another client shares: so many bytes, of which it tells.
+    fn shared(peers: &mut Peers, addr: u64, bytes: u64, told: u64) -> PeerName {
+        let file = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        let note = if told > 0 { told.to_le_bytes().to_vec() } else { Vec::new() };
+        let made = || Ok(Shared { fd: Some(file), note });
+        peers.share(What::Slab { addr }, made).unwrap()
+    }
+
+    #[test]
+    fn what_another_has_made_counts_whether_or_not_that_lives() {
+        let (mut dispatcher, account) = limited();
+        let mut peers = Peers::new(Arc::new(JobLog::none()), None);
+        let had = || account.counts(0).memory;
+        let [first, second, third] = [1, 2, 3].map(MemHandleId);
+        let name = shared(&mut peers, 1, 60, 60);
+        let opened = dispatcher.open_peer(first, &name).unwrap();
+        assert_eq!((opened.size, had()), (Some(60), 60));
+        peers.end(What::Slab { addr: 1 });
+        let more = shared(&mut peers, 2, 50, 50);
+        assert_eq!(dispatcher.open_peer(second, &more), Err(CuError::OUT_OF_MEMORY));
+        // It is more than is told, and nothing is told.
+        let liar = shared(&mut peers, 3, 50, 1);
+        assert_eq!(dispatcher.open_peer(second, &liar), Err(CuError::OUT_OF_MEMORY));
+        let silent = shared(&mut peers, 4, 10, 0);
+        assert_eq!(dispatcher.open_peer(second, &silent), Err(CuError::INVALID_VALUE));
+        assert_eq!(had(), 60);
+        let fits = shared(&mut peers, 5, 40, 40);
+        dispatcher.open_peer(third, &fits).unwrap();
+        assert_eq!(had(), 100);
+        dispatcher.posted(Ends::of(&Post::HandleDestroy { handle: first }));
+        assert_eq!(had(), 40);
     }
 }

@@ -11,8 +11,8 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Code, Done, Placing, SnapshotError};
 use kedge_protocol::{
-    Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, Message, ModuleId, ModuleImage,
-    PeerName, Post, Status, StreamId,
+    Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, MemHandleId, Message, ModuleId,
+    ModuleImage, PeerName, Post, Status, StreamId,
 };
 use kedge_transport::{Incoming, ReplyTo};
 use kedge_wire::{List, Text, Wire};
@@ -43,6 +43,8 @@ pub(crate) struct Dispatcher {
     /// The devices' memory is not there.
     pub(crate) away: Option<Away>,
     pub(crate) arrays: Arrays,
+    /// Others' memory, and its bytes.
+    pub(crate) opened: HashMap<MemHandleId, u64>,
 }
 
 fn plain(result: Result<(), CuError>) -> Result<u64, CuError> {
@@ -71,6 +73,7 @@ impl Dispatcher {
             record: Record::default(),
             away: None,
             arrays: Arrays::default(),
+            opened: HashMap::new(),
         }
     }
 
@@ -112,7 +115,7 @@ impl Dispatcher {
         self.host.set_dispatched(incoming.seq);
     }
 
-    fn post(&mut self, post: Post) {
+    pub(crate) fn post(&mut self, post: Post) {
         // By far the most frequent post: nothing is looked up or kept for it unless it fails.
         if let Post::Enqueue { stream, op } = post {
             if let Err(error) = self.backend.submit(stream, op) {
@@ -125,7 +128,8 @@ impl Dispatcher {
         let kept = Record::wants(&post).then(|| post.clone());
         let ends = Ends::of(&post);
         let done = self.run_post(post);
-        self.posted(ends);
+        // What has not ended is had.
+        self.posted(if done.is_ok() { ends } else { Ends::Memory });
         match (done, kept) {
             (Err(error), _) => self.post_failed(name, ctx, error),
             (Ok(()), Some(post)) => self.record.post(post),
@@ -311,7 +315,7 @@ impl Dispatcher {
                 self.answer(to, &elapsed.map_err(code));
             }
             Call::HandleExport { handle } if self.sharing.far => {
-                let named = self.sharing.name_handle(handle);
+                let named = self.sharing.name_handle(handle, self.bytes_of(handle));
                 self.answer(to, &named.map_err(code));
             }
             Call::HandleExport { handle } => {
@@ -336,7 +340,7 @@ impl Dispatcher {
                 self.answer(to, &shared.map_err(code));
             }
             Call::PeerOpen { handle, name } => {
-                let opened = self.sharing.open_slab(handle, &name);
+                let opened = self.open_peer(handle, &name);
                 if opened.is_ok() {
                     self.record.call(call, 0);
                 }
@@ -448,6 +452,7 @@ impl Dispatcher {
         let (name, adopted) = self.sharing.adopt(what, mapped)?;
         match adopted {
             Adopted::Memory { handle, device, size } => {
+                self.opened.remove(&handle);
                 self.record.adopt_handle(handle, device, size);
             }
             Adopted::Event { event, ctx } => self.record.adopt_event(event, ctx),

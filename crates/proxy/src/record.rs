@@ -241,6 +241,17 @@ impl Record {
         }
     }
 
+    /// Bytes of a handle that the client has made.
+    pub(crate) fn created_bytes(&self, handle: MemHandleId) -> Option<u64> {
+        let numbers = self.subjects.get(&Subject::Handle(handle))?;
+        numbers.iter().find_map(|number| match &self.entries.get(number)?.what {
+            What::Message(Message::Call { call: Call::HandleCreate { size, .. } }, _) => {
+                Some(*size)
+            }
+            _ => None,
+        })
+    }
+
     /// How much of a handle the client has mapped: a lower limit of its size.
     pub(crate) fn mapped_bytes(&self, handle: MemHandleId) -> u64 {
         let end = |entry: &Entry| match &entry.what {

@@ -106,11 +106,14 @@ impl Sharing {
     }
 
     /// Lets other clients open a handle's memory by name.
-    pub(crate) fn name_handle(&mut self, handle: MemHandleId) -> Result<PeerName, CuError> {
+    pub(crate) fn name_handle(
+        &mut self,
+        handle: MemHandleId,
+        bytes: Option<u64>,
+    ) -> Result<PeerName, CuError> {
         let fd = self.role()?.export_handle(handle)?;
         self.know(handle, true, &fd)?;
-        let shared = || Ok(Shared { fd: Some(fd), note: Vec::new() });
-        self.peers.share(What::Handle { handle }, shared)
+        self.peers.share(What::Handle { handle }, || Ok(memory(fd, bytes)))
     }
 
     fn know(&mut self, handle: MemHandleId, own: bool, fd: &OwnedFd) -> Result<(), CuError> {
@@ -161,21 +164,30 @@ impl Sharing {
     /// Lets other clients open the slab that holds `addr`.
     pub(crate) fn share_slab(&mut self, addr: u64) -> Result<SharedSlab, CuError> {
         let (fd, base, size) = self.role()?.export_slab(addr)?;
-        let shared = || Ok(Shared { fd: Some(fd), note: Vec::new() });
+        let shared = || Ok(memory(fd, Some(size)));
         let name = self.peers.share(What::Slab { addr: base }, shared)?;
         Ok(SharedSlab { name, base, size })
     }
 
-    pub(crate) fn open_slab(
+    /// Finds what some client shares.
+    pub(crate) fn find(&self, name: &PeerName) -> Result<Found, CuError> {
+        if let Some(What::Handle { handle }) = self.peers.own(name) {
+            // By a descriptor, a process opens its own memory, too.
+            let fd = self.role()?.export_handle(handle)?;
+            return Ok(Found { fd, bytes: None, own: Some(handle) });
+        }
+        let Shared { fd, note } = self.peers.open(name)?;
+        let bytes = note.try_into().ok().map(u64::from_le_bytes);
+        Ok(Found { fd: fd.ok_or(CuError::INVALID_VALUE)?, bytes, own: None })
+    }
+
+    /// Opens what has been found by a name.
+    pub(crate) fn open(
         &mut self,
         handle: MemHandleId,
+        fd: OwnedFd,
         name: &PeerName,
     ) -> Result<Imported, CuError> {
-        let fd = match self.peers.own(name) {
-            // By a descriptor, a process opens its own memory, too.
-            Some(What::Handle { handle }) => self.role()?.export_handle(handle)?,
-            _ => self.peers.open(name)?.fd.ok_or(CuError::INVALID_VALUE)?,
-        };
         self.import(handle, fd, Known::opened(name))
     }
 
@@ -208,6 +220,21 @@ impl Sharing {
     pub(crate) fn context_ends(&mut self, ctx: CtxId) {
         self.events.retain(|_, (owner, _)| *owner != ctx);
     }
+}
+
+/// Memory that some client shares.
+pub(crate) struct Found {
+    pub(crate) fd: OwnedFd,
+    /// As its maker tells.
+    pub(crate) bytes: Option<u64>,
+    /// The handle, where it is this client's.
+    pub(crate) own: Option<MemHandleId>,
+}
+
+/// Memory as it is shared: with its bytes, which a driver does not tell who opens it.
+fn memory(fd: OwnedFd, bytes: Option<u64>) -> Shared {
+    let note = bytes.map(|bytes| bytes.to_le_bytes().to_vec());
+    Shared { fd: Some(fd), note: note.unwrap_or_default() }
 }
 
 /// What a checkpoint asks.
@@ -417,7 +444,7 @@ impl Sharing {
     pub(crate) fn made(&mut self, what: What) -> Result<(), CuError> {
         let backend = Arc::clone(&self.backend);
         let role = backend.interprocess().ok_or(CuError::NOT_SUPPORTED)?;
-        let memory = |fd| Ok(Shared { fd: Some(fd), note: Vec::new() });
+        let memory = |fd, bytes| Ok(memory(fd, bytes));
         let (_, keys) = self.peers.names();
         if !keys.contains_key(&what) {
             return Ok(());
@@ -425,12 +452,15 @@ impl Sharing {
         if let What::Handle { handle } = what {
             let fd = role.export_handle(handle)?;
             self.know(handle, true, &fd)?;
-            return self.peers.publish(what, || memory(fd));
+            return self.peers.publish(what, || memory(fd, None));
         }
         self.peers.publish(what, || match what {
-            What::Slab { addr } => memory(role.export_slab(addr)?.0),
+            What::Slab { addr } => {
+                let (fd, _, size) = role.export_slab(addr)?;
+                memory(fd, Some(size))
+            }
             What::Event { event } => Ok(pack(role.export_event(event)?)),
-            What::Handle { handle } => memory(role.export_handle(handle)?),
+            What::Handle { handle } => memory(role.export_handle(handle)?, None),
         })
     }
 

@@ -35,8 +35,8 @@ pub(super) struct Vmm {
 #[derive(Default)]
 struct Table {
     handles: HashMap<MemHandleId, Handle>,
-    /// Start → size.
-    mappings: BTreeMap<u64, u64>,
+    /// Start → size, and what is mapped there.
+    mappings: BTreeMap<u64, (u64, MemHandleId)>,
     /// Length of the memfd: where the next handle goes.
     end: u64,
 }
@@ -50,6 +50,7 @@ struct Handle {
     /// In the memfd.
     offset: u64,
     size: u64,
+    mappings: u64,
 }
 
 /// Where data or a hole begins from `from` on; `None` where there is no such place.
@@ -93,13 +94,13 @@ impl Vmm {
         let device = Some(device);
         let handle = if let Some(number) = number {
             let own = shareable::create(number, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
-            Handle { device, own: Some(Arc::new(own)), offset: 0, size }
+            Handle { device, own: Some(Arc::new(own)), offset: 0, size, mappings: 0 }
         } else {
             let offset = table.end;
             let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
             self.memory.set_len(end).map_err(|_| CuError::OUT_OF_MEMORY)?;
             table.end = end;
-            Handle { device, own: None, offset, size }
+            Handle { device, own: None, offset, size, mappings: 0 }
         };
         table.handles.insert(id, handle);
         Ok(())
@@ -125,7 +126,7 @@ impl Vmm {
             return Err(CuError::INVALID_VALUE);
         }
         let own = Some(Arc::new(fd.into()));
-        table.handles.insert(id, Handle { device: None, own, offset: 0, size });
+        table.handles.insert(id, Handle { device: None, own, offset: 0, size, mappings: 0 });
         Ok((size, number))
     }
 
@@ -142,8 +143,16 @@ impl Vmm {
     }
 
     /// Gives the handle's pages back. The device and the bytes that it had been charged.
+    ///
+    /// # Errors
+    /// INVALID_VALUE: it is mapped, where its memory would go on to be.
     pub(super) fn destroy(&self, id: MemHandleId) -> Result<Option<(u32, u64)>, CuError> {
-        let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let mut table = lock(&self.table);
+        if table.handles.get(&id).is_some_and(|handle| handle.mappings > 0) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let handle = table.handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
+        drop(table);
         let charged = handle.device.map(|device| (device, handle.size));
         if handle.own.is_none() {
             self.empty(&handle, 0, handle.size)?;
@@ -204,7 +213,10 @@ impl Vmm {
         let memory = handle.own.as_ref().unwrap_or(&self.memory);
         let file = (memory.as_raw_fd(), handle.offset + offset);
         replace_pages(addr, size, Some(file))?;
-        table.mappings.insert(addr, size);
+        table.mappings.insert(addr, (size, id));
+        if let Some(handle) = table.handles.get_mut(&id) {
+            handle.mappings += 1;
+        }
         Ok(())
     }
 
@@ -214,7 +226,13 @@ impl Vmm {
         table.whole(addr, size)?;
         self.spans.remove(addr, size);
         replace_pages(addr, size, None)?;
-        table.mappings.retain(|&start, _| start < addr || start >= addr + size);
+        let ended: Vec<u64> = table.mappings.range(addr..addr + size).map(|(at, _)| *at).collect();
+        for at in ended {
+            let shown = table.mappings.remove(&at);
+            if let Some(handle) = shown.and_then(|(_, id)| table.handles.get_mut(&id)) {
+                handle.mappings -= 1;
+            }
+        }
         Ok(())
     }
 
@@ -285,7 +303,7 @@ impl Table {
     /// Mappings that share a byte with [addr, addr+size), from the last to the first.
     fn overlapping(&self, addr: u64, size: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let end = addr.saturating_add(size);
-        let ordered = self.mappings.range(..end).rev().map(|(&start, &len)| (start, len));
+        let ordered = self.mappings.range(..end).rev().map(|(&start, &(len, _))| (start, len));
         ordered.take_while(move |&(start, len)| start + len > addr)
     }
 
@@ -427,6 +445,7 @@ mod tests {
         assert_eq!(vmm.unmap(base, STEP), Err(CuError::INVALID_VALUE), "half a mapping");
         assert_eq!(vmm.unmap(base, 4 * STEP), Err(CuError::INVALID_VALUE));
         assert_eq!(vmm.unmap(base, u64::MAX), Err(CuError::INVALID_VALUE));
+        assert_eq!(vmm.destroy(id), Err(CuError::INVALID_VALUE), "it is mapped");
         vmm.unmap(base, 2 * STEP).unwrap();
         assert_eq!(vmm.destroy(id), Ok(Some((3, 2 * STEP))));
     }

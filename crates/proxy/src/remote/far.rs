@@ -24,6 +24,7 @@ use kedge_control::proxy::EXIT_BUG;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::Windows;
 use kedge_device::NewBackend;
+use kedge_device_nvidia::CacheLimits;
 use kedge_image::Layers;
 use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{Message, Refusal, Welcome};
@@ -92,6 +93,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     first.stream().set_read_timeout(None)?;
     let mut options = options.clone();
     let options = &mut options;
+    options.backend.cache = snapshots_of(&terms, options.backend.cache);
     if !start.windows.is_empty() {
         let windows = Windows::of(&start.windows).ok_or(FarError::Nonsense("no such windows"))?;
         options.backend.windows = Some(windows);
@@ -260,6 +262,13 @@ impl Gone<'_> {
             Ok(Local::new(dispatcher, host.clone(), config.cache))
         })
     }
+}
+
+/// Where snapshots may lie: a key's that has a limit take no device memory beside what its program
+/// has. What they took would be more than the limit, or fail the program within it.
+fn snapshots_of(terms: &Terms, cache: CacheLimits) -> CacheLimits {
+    let gpu = if terms.memory.is_some() { 0 } else { cache.gpu };
+    CacheLimits { gpu, ..cache }
 }
 
 /// Both directions of a link.
@@ -442,5 +451,17 @@ impl FarEnd {
                 Err(error) => Answer::Failed { why: Text::truncated(error.to_string()) },
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_of_a_limited_key_take_no_device_memory() {
+        let of = |memory| snapshots_of(&Terms { slot: 0, memory }, CacheLimits::default());
+        assert_eq!(of(None), CacheLimits::default());
+        assert_eq!(of(Some(1 << 30)), CacheLimits { gpu: 0, ..CacheLimits::default() });
     }
 }
