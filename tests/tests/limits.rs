@@ -147,6 +147,41 @@ fn device_memory_is_a_key_s_in_all_its_sessions() {
     assert!(log.contains("the server lets your key have 100 MiB in all its sessions"), "{log}");
 }
 
+/// Milliseconds in which a user's job has copied so many MiB there and back.
+fn crosses(network: &Network, user: &str, gpu: &str, job: &str, mib: &str) -> u64 {
+    let program = host("gpu_crosses.cu", "gpu_crosses", &["-O1", "-arch=sm_80"]);
+    let program = program.display().to_string();
+    let run = ["run", "--gpu", gpu, "--job", job, "--", &program, mib];
+    let output = network.kedge(user, &run).stdin(Stdio::null()).output().expect("kedge");
+    let said = String::from_utf8_lossy(&output.stdout);
+    said.trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("{output:?} {}", network.text(user, &["logs", job])))
+}
+
+#[test]
+fn bandwidth_is_a_key_s_in_all_its_sessions() {
+    let Some(network) = network("lmbytes") else { return };
+    let server = serve(&network);
+    let gpu = &*server.address;
+    let output = network.kedge("lender", &["keys", "limit", "alice", "--bandwidth", "1000"]);
+    let output = { output }.output().expect("kedge");
+    assert!(stderr(&output).contains("--bandwidth: 64 KiB a second at least"), "{output:?}");
+    network.text("lender", &["keys", "limit", "alice", "--bandwidth", "4M"]);
+    assert!(network.text("lender", &["keys", "list"]).contains("bandwidth 4 MiB/s"));
+    let [first, second, bobs] = std::thread::scope(|scope| {
+        let network = &network;
+        let alice = |job| scope.spawn(move || crosses(network, "alice", gpu, job, "8"));
+        let alices = [alice("first"), alice("second")];
+        let bobs = crosses(network, "bob", gpu, "bobs", "8");
+        let [first, second] = alices.map(|job| job.join().expect("a time"));
+        [first, second, bobs]
+    });
+    // 8 MiB to the device, of which 1 at most makes up for time before.
+    assert!(first >= 1700 && second >= 1700, "{first} {second}");
+    assert!(bobs < first.max(second), "{bobs} {first} {second}");
+}
+
 #[test]
 fn devices_are_limited_by_number_and_by_count() {
     let Some(network) = network("lmdevices") else { return };

@@ -5,7 +5,7 @@ use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
 use crate::size::Size;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
-use kedge_keys::{Certificate, Keys, Limits, MOST_DEVICES, Name, Standing, date};
+use kedge_keys::{Certificate, Keys, LEAST_BANDWIDTH, Limits, MOST_DEVICES, Name, Standing, date};
 use serde::Serialize;
 use std::fmt::Display;
 use std::fs::File;
@@ -134,6 +134,9 @@ struct LimitArgs {
     /// Jobs at a time, as near ends tell them apart
     #[arg(long, value_name = "N")]
     jobs: Option<u32>,
+    /// Bytes a second of all its sessions together, both ways, such as 10M
+    #[arg(long, value_name = "SIZE")]
+    bandwidth: Option<Size>,
     /// Take all limits away, but for those that are given
     #[arg(long)]
     none: bool,
@@ -164,9 +167,13 @@ fn new(keys: &Keys, args: &NewArgs) -> Result<(), Failure> {
 }
 
 fn limit(keys: &Keys, args: &LimitArgs) -> Result<(), Failure> {
-    let LimitArgs { name, gpus, devices, memory, sessions, jobs, none } = args;
+    let LimitArgs { name, gpus, devices, memory, sessions, jobs, bandwidth, none } = args;
     if devices.as_ref().is_some_and(|devices| devices.len() > MOST_DEVICES) {
         return Err(Failure::of_usage(format!("--devices: {MOST_DEVICES} at most")));
+    }
+    if bandwidth.is_some_and(|rate| rate.0 < LEAST_BANDWIDTH) {
+        let least = Size(LEAST_BANDWIDTH);
+        return Err(Failure::of_usage(format!("--bandwidth: {least} a second at least")));
     }
     // One that cannot be read is written anew as a whole.
     let before = if *none { Limits::default() } else { keys.limits(name)? };
@@ -176,6 +183,7 @@ fn limit(keys: &Keys, args: &LimitArgs) -> Result<(), Failure> {
         memory: memory.map(|size| size.0).or(before.memory),
         sessions: sessions.or(before.sessions),
         jobs: jobs.or(before.jobs),
+        bandwidth: bandwidth.map(|size| size.0).or(before.bandwidth),
     };
     if *none || limits != before {
         keys.limit(name, &limits)?;
@@ -185,7 +193,7 @@ fn limit(keys: &Keys, args: &LimitArgs) -> Result<(), Failure> {
 
 /// Returns limits in words.
 fn words(limits: &Limits) -> String {
-    let Limits { gpus, devices, memory, sessions, jobs } = limits;
+    let Limits { gpus, devices, memory, sessions, jobs, bandwidth } = limits;
     let list =
         |devices: &Vec<u32>| devices.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let all = [
@@ -194,6 +202,7 @@ fn words(limits: &Limits) -> String {
         memory.map(|it| format!("memory {}", Size(it))),
         sessions.map(|it| format!("sessions {it}")),
         jobs.map(|it| format!("jobs {it}")),
+        bandwidth.map(|it| format!("bandwidth {}/s", Size(it))),
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();
     if all.is_empty() { "whatever there is".to_owned() } else { all.join(", ") }

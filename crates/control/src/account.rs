@@ -13,14 +13,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 pub const SLOTS: u32 = 256;
 /// Words of 64 bits in a slot: a cache line.
 pub const WORDS: usize = 8;
-/// Bytes of it all.
-pub const BYTES: usize = SLOTS as usize * SLOT;
+/// Bytes of it all: the slots, and one more for what is the tenant's as a whole.
+pub const BYTES: usize = (SLOTS as usize + 1) * SLOT;
 const SLOT: usize = WORDS * 8;
 
-/// Which word of a slot has what, in bytes: device memory, what the session has received and sent.
+/// Which word of a slot has what: bytes of device memory, bytes that the session has received and
+/// sent, and nanoseconds for which it has read nothing because of the tenant's limit.
 pub const MEMORY: usize = 0;
 pub const RECEIVED: usize = 1;
 pub const SENT: usize = 2;
+pub const PAUSED: usize = 3;
+/// The tenant's own word: when, in nanoseconds of the monotonic clock, what has crossed will have
+/// had its time.
+pub const PAID: usize = SLOTS as usize * WORDS;
 
 /// What a slot says, or several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub struct Counts {
     /// Bytes that have come from near ends, and gone there.
     pub received: u64,
     pub sent: u64,
+    /// Nanoseconds for which nothing was read, because more had crossed than may.
+    pub paused: u64,
 }
 
 impl Counts {
@@ -40,6 +47,7 @@ impl Counts {
             memory: self.memory.saturating_add(other.memory),
             received: self.received.saturating_add(other.received),
             sent: self.sent.saturating_add(other.sent),
+            paused: self.paused.saturating_add(other.paused),
         }
     }
 }
@@ -100,7 +108,8 @@ impl Account {
         }
         let words = bytes.as_chunks::<8>().0;
         let word = |number: usize| u64::from_ne_bytes(words[number]);
-        Counts { memory: word(MEMORY), received: word(RECEIVED), sent: word(SENT) }
+        let (memory, received, sent) = (word(MEMORY), word(RECEIVED), word(SENT));
+        Counts { memory, received, sent, paused: word(PAUSED) }
     }
 
     /// Has a slot say nothing, and returns what it said. Its proxy has ended.
@@ -127,13 +136,15 @@ mod tests {
     fn a_slot_is_read_and_cleared_and_no_other() {
         let account = Account::new().unwrap();
         check(account.file()).unwrap();
-        for (slot, word, value) in [(1, MEMORY, 5_u64), (1, SENT, 7), (2, RECEIVED, 9)] {
+        for (slot, word, value) in
+            [(1, MEMORY, 5_u64), (1, SENT, 7), (1, PAUSED, 3), (2, RECEIVED, 9)]
+        {
             let at = at(slot) + word as u64 * 8;
             pwrite(account.file(), &value.to_ne_bytes(), at).unwrap();
         }
-        let first = Counts { memory: 5, received: 0, sent: 7 };
+        let first = Counts { memory: 5, sent: 7, paused: 3, ..Counts::default() };
         assert_eq!(account.counts(1), first);
-        assert_eq!(account.counts(2).and(first), Counts { memory: 5, received: 9, sent: 7 });
+        assert_eq!(account.counts(2).and(first), Counts { received: 9, ..first });
         assert_eq!((account.clear(1), account.counts(1)), (first, Counts::default()));
         assert_eq!(account.counts(2).received, 9);
         assert_eq!((account.counts(SLOTS), account.clear(SLOTS)), Default::default());

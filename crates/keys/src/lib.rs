@@ -36,7 +36,7 @@ pub use connection::Connection;
 pub use error::KeyError;
 pub use handshake::{HandshakeError, accept, connect};
 pub use identity::Identity;
-pub use limits::{BadLimits, Limits, MOST_DEVICES};
+pub use limits::{BadLimits, LEAST_BANDWIDTH, Limits, MOST_DEVICES};
 pub use name::{BadName, Name};
 pub use pins::{Pins, Refusal};
 pub use psk::{PSK_BYTES, PskChannel, PskEnd, PskError, new_psk};

@@ -6,6 +6,9 @@ use thiserror::Error;
 
 /// Devices that a key can be given by number.
 pub const MOST_DEVICES: usize = 64;
+/// Bytes a second that a key can be limited to: a session always reads so much, so that it hears
+/// that its near end is there.
+pub const LEAST_BANDWIDTH: u64 = 64 << 10;
 
 /// What all sessions of a key may have together; `None`: whatever there is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct Limits {
     pub sessions: Option<u32>,
     /// Jobs at a time.
     pub jobs: Option<u32>,
+    /// Bytes a second, both ways together; [`LEAST_BANDWIDTH`] at least.
+    pub bandwidth: Option<u64>,
 }
 
 /// A text that tells no limits, and where it is wrong.
@@ -40,7 +45,7 @@ impl Limits {
 /// As they are kept: a line each.
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits { gpus, devices, memory, sessions, jobs } = self;
+        let Limits { gpus, devices, memory, sessions, jobs, bandwidth } = self;
         let mut line = |word: &str, value: Option<String>| match value {
             Some(value) => writeln!(f, "{word} {value}"),
             None => Ok(()),
@@ -49,7 +54,8 @@ impl fmt::Display for Limits {
         line("devices", devices.as_deref().map(list))?;
         line("memory", memory.map(|it| it.to_string()))?;
         line("sessions", sessions.map(|it| it.to_string()))?;
-        line("jobs", jobs.map(|it| it.to_string()))
+        line("jobs", jobs.map(|it| it.to_string()))?;
+        line("bandwidth", bandwidth.map(|it| it.to_string()))
     }
 }
 
@@ -70,13 +76,16 @@ impl FromStr for Limits {
         for (line, text) in (1..).zip(text.lines()) {
             let bad = |why| BadLimits { line, why };
             let (word, value) = text.split_once(' ').ok_or(bad("a word and a value are wanted"))?;
-            let Limits { gpus, devices, memory, sessions, jobs } = &mut limits;
+            let Limits { gpus, devices, memory, sessions, jobs, bandwidth } = &mut limits;
             let once = match word {
                 "gpus" => put(gpus, number(value)),
                 "devices" => put(devices, numbers(value)),
                 "memory" => put(memory, number(value)),
                 "sessions" => put(sessions, number(value)),
                 "jobs" => put(jobs, number(value)),
+                "bandwidth" => {
+                    put(bandwidth, number(value).filter(|rate| *rate >= LEAST_BANDWIDTH))
+                }
                 _ => return Err(bad("no such limit")),
             };
             once.map_err(bad)?;
@@ -112,6 +121,7 @@ mod tests {
             memory: Some(u64::MAX),
             sessions: Some(0),
             jobs: Some(u32::MAX),
+            bandwidth: Some(10_000_000),
         };
         assert_eq!(all.to_string().lines().nth(1), Some("devices 3,0,11"));
         for limits in
@@ -134,6 +144,7 @@ mod tests {
             ("gpus 4294967296\n", "line 1: that is no value"),
             ("memory 18446744073709551616\n", "line 1: that is no value"),
             ("memory 8G\n", "line 1: that is no value"),
+            ("bandwidth 65535\n", "line 1: that is no value"),
             ("devices 1,\n", "line 1: that is no value"),
             ("devices \n", "line 1: that is no value"),
             (&*many, "line 1: that is no value"),

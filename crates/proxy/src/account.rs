@@ -1,7 +1,7 @@
 //! A session's slot in its tenant's account ([`kedge_control::account`]), mapped: what this proxy
 //! has of the devices, and how much its tenant may have.
 
-use kedge_control::account::{self, BYTES, MEMORY, RECEIVED, SENT, SLOTS, WORDS};
+use kedge_control::account::{self, BYTES, MEMORY, PAID, PAUSED, RECEIVED, SENT, SLOTS, WORDS};
 use kedge_protocol::DeviceInfo;
 use kedge_remote::{Meter, Terms};
 use rustix::fs::{FlockOperation, flock};
@@ -27,6 +27,8 @@ pub(crate) struct Account {
     file: OwnedFd,
     /// Bytes of device memory that all sessions of the tenant may have.
     limit: Option<u64>,
+    /// Bytes a second that they may receive and send.
+    bandwidth: Option<u64>,
     /// Whether a refusal has been said: programs try again and again.
     said: AtomicBool,
 }
@@ -65,6 +67,7 @@ impl Account {
             slot: terms.slot as usize,
             file: file.try_clone()?,
             limit: terms.memory,
+            bandwidth: terms.bandwidth,
             said: AtomicBool::new(false),
         })
     }
@@ -81,7 +84,7 @@ impl Account {
 
     /// What all sessions of the tenant have.
     fn all(&self) -> u64 {
-        let slots = self.words().chunks_exact(WORDS);
+        let slots = self.words().chunks_exact(WORDS).take(SLOTS as usize);
         let had = slots.map(|slot| slot[MEMORY].load(Ordering::SeqCst));
         had.fold(0, u64::saturating_add)
     }
@@ -167,13 +170,46 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// Time of a second that nothing has crossed in and that may be made up for.
+const BURST: u64 = 250_000_000;
+/// For which nothing is read, at most at once: a newer connection waits for it.
+const LONGEST_PAUSE: u64 = 1_000_000_000;
+
+/// Nanoseconds of the monotonic clock, which all processes of a machine have.
+fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl Account {
+    /// Books the time that bytes take at the tenant's rate, behind all that has crossed before, and
+    /// returns how many nanoseconds lie before its end; 0 without a limit.
+    fn book(&self, bytes: usize, now: u64) -> u64 {
+        let Some(rate) = self.bandwidth.filter(|rate| *rate > 0) else { return 0 };
+        let takes = bytes as u128 * 1_000_000_000 / u128::from(rate);
+        let takes = u64::try_from(takes).unwrap_or(u64::MAX);
+        let behind = |paid: u64| paid.max(now.saturating_sub(BURST)).saturating_add(takes);
+        let paid = &self.words()[PAID];
+        let before = paid.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| Some(behind(it)));
+        behind(before.unwrap_or(0)).saturating_sub(now)
+    }
+}
+
 impl Meter for Account {
+    /// Returns when the tenant may read on. What is sent is booked, too: it is paid for by not
+    /// reading, and a link that is not read has no more to send once it keeps as much as it may.
     fn received(&self, bytes: usize) {
         self.own(RECEIVED).fetch_add(bytes as u64, Ordering::Relaxed);
+        let pause = self.book(bytes, now()).min(LONGEST_PAUSE);
+        if pause > 0 {
+            thread::sleep(Duration::from_nanos(pause));
+            self.own(PAUSED).fetch_add(pause, Ordering::Relaxed);
+        }
     }
 
     fn sent(&self, bytes: usize) {
         self.own(SENT).fetch_add(bytes as u64, Ordering::Relaxed);
+        self.book(bytes, now());
     }
 }
 
@@ -182,7 +218,7 @@ mod tests {
     use super::*;
 
     fn mapped(server: &account::Account, slot: u32, memory: Option<u64>) -> Account {
-        Account::map(&server.open().unwrap(), &Terms { slot, memory }).unwrap()
+        Account::map(&server.open().unwrap(), &Terms { slot, memory, bandwidth: None }).unwrap()
     }
 
     #[test]
@@ -200,7 +236,9 @@ mod tests {
         let free = mapped(&server, 1, None);
         assert!(free.reserve(u64::MAX) && free.left().is_none());
         let file = server.open().unwrap();
-        assert!(Account::map(&file, &Terms { slot: SLOTS, memory: None }).is_err());
+        assert!(
+            Account::map(&file, &Terms { slot: SLOTS, memory: None, bandwidth: None }).is_err()
+        );
     }
 
     #[test]
@@ -290,5 +328,40 @@ mod tests {
         account.sent(7);
         let counts = server.counts(3);
         assert_eq!((counts.received, counts.sent), (11, 7));
+    }
+
+    #[test]
+    fn all_of_a_tenant_s_bytes_take_their_time() {
+        let server = account::Account::new().unwrap();
+        let [first, second] = [0, 1].map(|slot| {
+            let terms = Terms { slot, memory: None, bandwidth: Some(1_000_000) };
+            Account::map(&server.open().unwrap(), &terms).unwrap()
+        });
+        let begin = 5_000_000_000;
+        // A quarter of a second may be made up for.
+        assert_eq!((first.book(200_000, begin), second.book(50_000, begin)), (0, 0));
+        assert_eq!(second.book(1000, begin), 1_000_000);
+        assert_eq!(first.book(100_000, begin), 101_000_000, "behind what the other has had");
+        assert_eq!(first.book(0, begin + 101_000_000), 0);
+        assert_eq!(first.book(usize::MAX, begin), u64::MAX - begin, "and no more than that");
+        // No limit.
+        assert_eq!(mapped(&server, 2, None).book(usize::MAX, begin), 0);
+    }
+
+    #[test]
+    fn who_is_beyond_the_rate_reads_later() {
+        let server = account::Account::new().unwrap();
+        let terms = Terms { slot: 0, memory: None, bandwidth: Some(10_000_000) };
+        let account = Account::map(&server.open().unwrap(), &terms).unwrap();
+        let begin = Instant::now();
+        // Half a second, of which a quarter is made up for.
+        account.received(5_000_000);
+        assert!(begin.elapsed() >= Duration::from_millis(249), "{:?}", begin.elapsed());
+        assert_eq!(server.counts(0).paused / 1_000_000, 250);
+        // Who sends does not wait, and who reads then does: no more than a second at once.
+        account.sent(1_000_000_000);
+        assert!(account.book(0, now()) > 10_000_000_000);
+        account.received(1);
+        assert_eq!(server.counts(0).paused / 1_000_000, 1250);
     }
 }

@@ -266,7 +266,7 @@ mod tests {
         let (client, server) = kedge_transport::pair().unwrap();
         let memory = ClientMemory::new(std::process::id());
         let (log, account) = (Arc::new(JobLog::none()), account::Account::new().unwrap());
-        let terms = Terms { slot: 0, memory: Some(100) };
+        let terms = Terms { slot: 0, memory: Some(100), bandwidth: None };
         let own = Arc::new(Account::map(&account.open().unwrap(), &terms).unwrap());
         let host = ProxyHost::new(server.outbox().clone(), memory, log, None).with_account(own);
         let socket = server.socket().try_clone_to_owned().unwrap();

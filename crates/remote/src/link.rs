@@ -69,6 +69,7 @@ impl Which {
 
 /// Is told what crosses links.
 pub trait Meter: fmt::Debug + Send + Sync {
+    /// Nothing more is read of the connection before it returns: within a second or so.
     fn received(&self, bytes: usize);
     fn sent(&self, bytes: usize);
 }

@@ -92,10 +92,10 @@ wire! {
     }
 
     /// From the server to a session's proxy, first: which slot it has of its tenant's account,
-    /// whose memory comes with this, and how much device memory all sessions of the tenant may
-    /// have.
+    /// whose memory comes with this, and how much device memory and how many bytes a second all
+    /// sessions of the tenant may have.
     #[derive(Debug, Clone, Copy, PartialEq)]
-    pub struct Terms { pub slot: u32, pub memory: Option<u64> }
+    pub struct Terms { pub slot: u32, pub memory: Option<u64>, pub bandwidth: Option<u64> }
 
     /// A connection that goes on with a link.
     #[derive(Debug, Clone, Copy, PartialEq)]

@@ -36,6 +36,8 @@ pub struct TenantFigures {
     /// Different ones that its sessions are on.
     pub devices: usize,
     pub counts: Counts,
+    /// Bytes a second that it may have, as its newest session began.
+    pub bandwidth: Option<u64>,
     /// Sessions since the server began, and what was refused.
     pub begun: u64,
     pub refused: u64,
@@ -72,6 +74,7 @@ impl Watch {
                 management: of(Kind::Management),
                 devices: devices.len(),
                 counts: used.counts,
+                bandwidth: used.bandwidth,
                 begun: used.begun,
                 refused: used.refused,
             }

@@ -444,13 +444,13 @@ impl Lender {
             let owner = owner.as_ref();
             let asked = Asked { kind, key, attempt, job, devices, limits: &limits, owner };
             let begun = self.sessions.begin(&self.spec, asked, who.clone(), stream.stream())?;
-            Ok((begun, limits.memory))
+            Ok((begun, limits))
         });
-        let (Begun { proxy, words, channel, place, gpu }, memory) = match begun {
+        let (Begun { proxy, words, channel, place, gpu }, limits) = match begun {
             Ok(begun) => begun,
             Err(why) => return self.refuse(who.as_ref(), &mut stream, why.to_string()),
         };
-        let (name, terms) = (kind.name(), place.map(|place| (place, memory)));
+        let (name, terms) = (kind.name(), place.map(|place| (place, limits)));
         let pid = proxy.id();
         let said = Said {
             key: who.as_ref().map(ToString::to_string),

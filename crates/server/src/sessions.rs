@@ -190,7 +190,7 @@ impl Sessions {
         let line: OwnedFd = line.as_fd().try_clone_to_owned().map_err(failed)?;
         let (channel, far) = Channel::pair().map_err(failed)?;
         let place = match kind {
-            Kind::Devices => Some(open.tenants.enter(name).map_err(failed)?),
+            Kind::Devices => Some(open.tenants.enter(name, limits.bandwidth).map_err(failed)?),
             Kind::Management => None,
         };
         let started = start::proxy(spec, (kind, owner), &chosen.gpu, line, far);
@@ -370,14 +370,18 @@ impl Session {
 /// tenant's account, and with how much device memory that may have.
 pub(crate) fn tell_terms(
     channel: &Channel,
-    terms: Option<(Place, Option<u64>)>,
+    terms: Option<(Place, Limits)>,
     line: Connection,
 ) -> Result<(), String> {
     let said = |error: &dyn fmt::Display| error.to_string();
     let (_, secrets) = line.into_secrets().map_err(|error| said(&error))?;
     let file = terms.as_ref().map(|(place, _)| place.file()).transpose();
     let file = file.map_err(|error| said(&error))?;
-    let terms = terms.map(|(place, memory)| Terms { slot: place.slot, memory });
+    let terms = terms.map(|(Place { slot, .. }, Limits { memory, bandwidth, .. })| Terms {
+        slot,
+        memory,
+        bandwidth,
+    });
     let fds: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
     channel.send(&(terms, secrets), &fds, LIMIT).map_err(|error| said(&error))
 }
@@ -403,8 +407,14 @@ mod tests {
     use std::sync::mpsc;
     use std::{fs, thread};
 
-    static NO_LIMITS: Limits =
-        Limits { gpus: None, devices: None, memory: None, sessions: None, jobs: None };
+    static NO_LIMITS: Limits = Limits {
+        gpus: None,
+        devices: None,
+        memory: None,
+        sessions: None,
+        jobs: None,
+        bandwidth: None,
+    };
 
     /// A folder of the test's own, with keys and a proxy that does nothing.
     struct Place(PathBuf);

@@ -20,6 +20,8 @@ struct Tenant {
     past: Counts,
     begun: u64,
     refused: u64,
+    /// Bytes a second that its newest session may have with the others.
+    bandwidth: Option<u64>,
 }
 
 /// A session's slot in its tenant's account.
@@ -45,6 +47,7 @@ pub(crate) struct Used {
     pub(crate) counts: Counts,
     pub(crate) begun: u64,
     pub(crate) refused: u64,
+    pub(crate) bandwidth: Option<u64>,
 }
 
 impl Tenants {
@@ -52,7 +55,11 @@ impl Tenants {
     ///
     /// # Errors
     /// There is no memory, or the tenant has as many sessions as there are slots.
-    pub(crate) fn enter(&mut self, name: Option<&Name>) -> io::Result<Place> {
+    pub(crate) fn enter(
+        &mut self,
+        name: Option<&Name>,
+        bandwidth: Option<u64>,
+    ) -> io::Result<Place> {
         let tenant = self.0.entry(name.cloned()).or_default();
         let account = match &tenant.account {
             Some(account) => account.clone(),
@@ -62,6 +69,7 @@ impl Tenants {
         let slot = slot.ok_or_else(|| io::Error::other("it has too many sessions"))?;
         tenant.taken.insert(slot);
         tenant.begun += 1;
+        tenant.bandwidth = bandwidth;
         Ok(Place { account, slot })
     }
 
@@ -86,7 +94,8 @@ impl Tenants {
                 .iter()
                 .flat_map(|account| tenant.taken.iter().map(|slot| account.counts(*slot)));
             let counts = slots.fold(tenant.past, Counts::and);
-            (name.as_ref(), Used { counts, begun: tenant.begun, refused: tenant.refused })
+            let Tenant { begun, refused, bandwidth, .. } = *tenant;
+            (name.as_ref(), Used { counts, begun, refused, bandwidth })
         })
     }
 }
@@ -100,8 +109,8 @@ mod tests {
     fn what_sessions_have_ends_with_them_and_what_crossed_stays() {
         let alice: Name = "alice".parse().unwrap();
         let mut tenants = Tenants::default();
-        let [first, second] = [(), ()].map(|()| tenants.enter(Some(&alice)).unwrap());
-        let here = tenants.enter(None).unwrap();
+        let [first, second] = [(), ()].map(|()| tenants.enter(Some(&alice), Some(9)).unwrap());
+        let here = tenants.enter(None, None).unwrap();
         assert_eq!((first.slot, second.slot, here.slot), (0, 1, 0));
         for (place, memory, received) in [(&first, 5_u64, 7_u64), (&second, 50, 70)] {
             let at = u64::from(place.slot) * 64;
@@ -114,12 +123,12 @@ mod tests {
         };
         let all = used(&tenants, Some(&alice));
         assert_eq!((all.counts.memory, all.counts.received), (55, 77));
-        assert_eq!((all.begun, all.refused), (2, 1));
+        assert_eq!((all.begun, all.refused, all.bandwidth), (2, 1, Some(9)));
         tenants.leave(Some(&alice), &first);
         let all = used(&tenants, Some(&alice));
         assert_eq!((all.counts.memory, all.counts.received), (50, 77));
         // Its slot is the next one's, who has nothing of it.
-        let third = tenants.enter(Some(&alice)).unwrap();
+        let third = tenants.enter(Some(&alice), None).unwrap();
         assert_eq!((third.slot, used(&tenants, Some(&alice)).counts.memory), (0, 50));
         assert_eq!(used(&tenants, None), Used { begun: 1, ..Used::default() });
     }
@@ -127,9 +136,9 @@ mod tests {
     #[test]
     fn slots_are_bounded() {
         let mut tenants = Tenants::default();
-        let all: Vec<Place> = (0..SLOTS).map(|_| tenants.enter(None).unwrap()).collect();
-        assert!(tenants.enter(None).is_err());
+        let all: Vec<Place> = (0..SLOTS).map(|_| tenants.enter(None, None).unwrap()).collect();
+        assert!(tenants.enter(None, None).is_err());
         tenants.leave(None, &all[7]);
-        assert_eq!(tenants.enter(None).unwrap().slot, 7);
+        assert_eq!(tenants.enter(None, None).unwrap().slot, 7);
     }
 }

@@ -6,6 +6,7 @@ use crate::prometheus::{self, Sample};
 use kedge_server::{Event, Figures, Said, TenantFigures, Watch};
 use std::net::SocketAddr;
 use std::thread;
+use std::time::Duration;
 
 /// As whom this machine's own sessions are told. No key has such a name.
 const HERE: &str = "(this machine)";
@@ -75,6 +76,13 @@ fn add_tenant(out: &mut prometheus::Figures, tenant: &TenantFigures) {
     add("kedge_server_received_bytes_total", "counter", help, tenant.counts.received as f64);
     let help = "Bytes that sessions have sent to their near ends.";
     add("kedge_server_sent_bytes_total", "counter", help, tenant.counts.sent as f64);
+    let help = "Seconds for which a session has read nothing, because of its key's limit.";
+    let paused = Duration::from_nanos(tenant.counts.paused).as_secs_f64();
+    add("kedge_server_paused_seconds_total", "counter", help, paused);
+    if let Some(bandwidth) = tenant.bandwidth {
+        let help = "Bytes a second that the key may have, both ways.";
+        add("kedge_server_bandwidth_limit_bytes", "gauge", help, bandwidth as f64);
+    }
     let help = "What the key was refused.";
     add("kedge_server_refusals_total", "counter", help, tenant.refused as f64);
 }
@@ -82,17 +90,22 @@ fn add_tenant(out: &mut prometheus::Figures, tenant: &TenantFigures) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn each_key_has_its_figures_and_this_machine_its_own() {
-        let counts = kedge_control::account::Counts { memory: 5, received: 6, sent: 7 };
+        let counts = kedge_control::account::Counts {
+            memory: 5,
+            received: 6,
+            sent: 7,
+            paused: 1_500_000_000,
+        };
         let tenant = |name: Option<&str>, sessions| TenantFigures {
             name: name.map(str::to_owned),
             sessions,
             management: 1,
             devices: 2,
             counts,
+            bandwidth: name.map(|_| 1000),
             begun: 9,
             refused: 3,
         };
@@ -116,8 +129,12 @@ mod tests {
             "kedge_server_received_bytes_total{key=\"alice\"} 6",
             "kedge_server_sent_bytes_total{key=\"alice\"} 7",
             "kedge_server_refusals_total{key=\"alice\"} 3",
+            "kedge_server_paused_seconds_total{key=\"alice\"} 1.5",
+            "kedge_server_bandwidth_limit_bytes{key=\"alice\"} 1000",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in {text}");
         }
+        let unlimited = "kedge_server_bandwidth_limit_bytes{key=\"(this machine)\"}";
+        assert!(!text.contains(unlimited), "{text}");
     }
 }

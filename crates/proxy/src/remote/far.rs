@@ -460,7 +460,8 @@ mod tests {
 
     #[test]
     fn snapshots_of_a_limited_key_take_no_device_memory() {
-        let of = |memory| snapshots_of(&Terms { slot: 0, memory }, CacheLimits::default());
+        let terms = |memory| Terms { slot: 0, memory, bandwidth: None };
+        let of = |memory| snapshots_of(&terms(memory), CacheLimits::default());
         assert_eq!(of(None), CacheLimits::default());
         assert_eq!(of(Some(1 << 30)), CacheLimits { gpu: 0, ..CacheLimits::default() });
     }
