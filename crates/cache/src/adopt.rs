@@ -5,7 +5,7 @@ use crate::below::{self, Below};
 use crate::control::Stuck;
 use crate::engine::{Engine, Lost, Unclaimed};
 use crate::extents::TIERS;
-use crate::file::CachedFile;
+use crate::file::{CachedFile, Keeping};
 use crate::journal::{self, Held};
 use crate::spec::Spec;
 use crate::tier::{Tier, lock};
@@ -212,6 +212,8 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
     (state.owner, state.birth) = (held.identity.user, held.identity.birth);
     state.below = Some(Arc::new(writable));
     state.shadows = shadows;
+    // The journals do not say what the last daemon was asked for.
+    state.keeping = Keeping::Synced;
     for (range, tier) in held.parts.iter() {
         let taken = state.extents.write(range, tier).taken;
         engine.desk().limits.hold(tier, file.user, taken);

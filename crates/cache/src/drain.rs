@@ -5,7 +5,7 @@ use crate::caller::Caller;
 use crate::engine::{Counters, Engine};
 use crate::extents::{Flight, TierIndex};
 use crate::faults::Point;
-use crate::file::{CachedFile, Handle, State, Trouble};
+use crate::file::{CachedFile, Handle, Keeping, State, Trouble};
 use crate::journal::Record;
 use crate::spec::{Fsync, Medium};
 use crate::tier::lock;
@@ -61,7 +61,9 @@ impl Engine {
                 if state.barriers > 0 {
                     state.drains_first();
                 }
-                state.barriers == 0
+                let rests = state.barriers > 0;
+                drop(state);
+                !rests && !self.waits_for_others(file)
             });
             let drained = free.map(|file| self.drain_part(&file, 0, &mut buffer));
             if !matches!(drained, Some(Ok(Some(_)))) {
@@ -82,15 +84,23 @@ impl Engine {
     ) -> io::Result<Option<u64>> {
         let mut state = file.wait_for_barriers(file.lock());
         let disks = self.spec.tiers.iter().any(|tier| tier.medium == Medium::Nvme);
-        let part = if disks || self.below.keeps_writes { DISK_PART } else { PART };
+        let synced = self.below.keeps_writes || state.keeping != Keeping::Plain;
+        let part = if disks || synced { DISK_PART } else { PART };
         state.departs();
         file.notify();
         let Some(flight) = state.extents.take(from, part, ALIGN) else { return Ok(None) };
         let (shadow, below) = (state.shadows[flight.tier].clone(), state.below.clone());
+        let sync = self.must_sync(&state, flight.tier);
         self.counters.drains.fetch_add(1, Ordering::Relaxed);
         drop(state);
         let result = match (shadow, below) {
-            (Some(shadow), Some(below)) => self.carry(file, &flight, &shadow, &below, buffer),
+            (Some(shadow), Some(below)) => {
+                let carried = self.carry(file, &flight, &shadow, &below, buffer);
+                match sync {
+                    true => carried.and_then(|()| self.sync_below(file, || below.sync_data())),
+                    false => carried,
+                }
+            }
             _ => Err(io::ErrorKind::NotFound.into()),
         };
         self.faults.hold(Point::Carried);
@@ -122,12 +132,13 @@ impl Engine {
             Caller::run_as_owner(&owner, || below.write_all_at(part, at))?;
             at += length as u64;
         }
-        // What survived a reboot in the tier must survive it below; and other nodes must see it.
-        if self.tiers[flight.tier].is_durable() || self.below.keeps_writes {
-            self.sync_below(file, || below.sync_data())
-        } else {
-            Ok(())
-        }
+        Ok(())
+    }
+
+    /// Returns whether a disk below must have what `tier` has of a file before it counts as drained:
+    /// what survived a reboot in the tier, other nodes must see, or a program has asked to be kept.
+    fn must_sync(&self, state: &State, tier: TierIndex) -> bool {
+        self.tiers[tier].is_durable() || self.below.keeps_writes || state.keeping != Keeping::Plain
     }
 
     fn arrived(&self, file: &CachedFile, flight: &Flight, result: &io::Result<()>) {
@@ -208,7 +219,8 @@ impl Engine {
     /// # Errors
     /// The names of files that could not be drained, and why.
     pub(crate) fn drain_all(self: &Arc<Engine>) -> Result<(), Vec<(String, io::Error)>> {
-        let files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
+        let mut files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
+        files.sort_by_key(|file| file.lock().keeping == Keeping::Last);
         let mut failed = Vec::new();
         for file in files {
             if file.lock().extents.is_clean() {

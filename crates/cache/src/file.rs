@@ -25,6 +25,18 @@ pub(crate) struct Trouble {
     pub(crate) count: u64,
 }
 
+/// What a program has asked for of a file whose bytes must not be lost: an image of kedge's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// Nothing: what is drained is where the file system below has it.
+    #[default]
+    Plain,
+    /// A disk below has each part before that counts as drained.
+    Synced,
+    /// The same, and after all others in its folder: it says what they are.
+    Last,
+}
+
 /// What changes of a file.
 #[derive(Debug, Default)]
 pub(crate) struct State {
@@ -57,6 +69,8 @@ pub(crate) struct State {
     /// The folder below that had the last one, and whose disk may not know: until it does, a local
     /// disk keeps what it has.
     pub(crate) gone_from: Option<Arc<OwnedFd>>,
+    /// Whether a disk below is to have each part before that counts as drained, and how.
+    pub(crate) keeping: Keeping,
     /// What the file system below has lost after it had taken it, as a sync there told once.
     pub(crate) lost: Option<Trouble>,
 }

@@ -21,6 +21,7 @@ mod faults;
 mod file;
 mod home;
 pub mod journal;
+mod keep;
 mod mount;
 mod names;
 mod nodes;

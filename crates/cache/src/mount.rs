@@ -107,6 +107,12 @@ impl Mount {
         self.uncount(handle.user);
     }
 
+    /// Returns which file below a number of the kernel's stands for.
+    fn key(&self, ino: INodeNo) -> io::Result<crate::file::Key> {
+        let stat = below::stat(&self.nodes.get(ino.0)?.fd)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
     /// Runs what may take long on another thread, so that others are answered meanwhile.
     fn aside(
         &self,
@@ -523,6 +529,11 @@ impl Filesystem for Mount {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        if let Ok(key) = self.key(ino)
+            && let Some(done) = self.engine.told(key, name, value)
+        {
+            return answer(reply, done);
+        }
         let flags = rustix::fs::XattrFlags::from_bits_retain(flags as u32);
         answer(
             reply,
@@ -533,6 +544,11 @@ impl Filesystem for Mount {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if let Ok(key) = self.key(ino)
+            && let Some(value) = self.engine.asked(key, name)
+        {
+            return answer_xattr(reply, size, Ok(value));
+        }
         let value = self.with_path(caller(req), ino.0, |path| {
             let mut value = vec![0; rustix::fs::getxattr_query(path, name)?];
             let length = rustix::fs::getxattr(path, name, &mut value[..])?;

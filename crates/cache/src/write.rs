@@ -6,7 +6,7 @@ use crate::caller::Caller;
 use crate::copies::Copied;
 use crate::engine::{Counters, Desk, Engine};
 use crate::extents::{BLOCK, TierIndex, blocks_of};
-use crate::file::{CachedFile, Handle, State};
+use crate::file::{CachedFile, Handle, Keeping, State};
 use crate::journal::Record;
 use crate::spec::Fsync;
 use rustix::fs::SeekFrom;
@@ -306,12 +306,13 @@ impl Engine {
             false => state.below.clone().ok_or(io::ErrorKind::PermissionDenied)?,
         };
         let range = start..start.saturating_add(write.length);
-        let durable = state.extents.holder(&range, |tier| self.tiers[tier].is_durable()).is_some();
+        let durable = state.keeping != Keeping::Plain
+            || state.extents.holder(&range, |tier| self.tiers[tier].is_durable()).is_some();
         drop(state);
         let owner = below::stat(&file.node)?;
         let written = Caller::run_as_owner(&owner, || write_some(&below, data, start))?;
         if durable {
-            // What the tier has survives a reboot; so must what takes its place.
+            // What the tier has survives a reboot, or is to; so must what takes its place.
             self.sync_below(file, || below.sync_data())?;
         }
         let _world = self.world.read();

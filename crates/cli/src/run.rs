@@ -1,6 +1,7 @@
 //! `kedge run`.
 
 use crate::Failure;
+use crate::cache::ForProgram;
 use crate::gpu;
 use crate::mistyped;
 use crate::output;
@@ -88,6 +89,10 @@ pub(crate) struct RunArgs {
     /// made since it last ended with status 0; otherwise start it
     #[arg(long, requires = "job")]
     resume: bool,
+    /// Absorb what is written below DIR in spare memory while the job runs, as `kedge cache start
+    /// --close memory` does; when it has ended, wait until all of it is there
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    cache: Option<PathBuf>,
     /// Say nothing when the program has ended
     #[arg(long, short)]
     quiet: bool,
@@ -270,7 +275,12 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         trace: None,
         move_to,
     };
+    let cached = args.cache.as_deref().map(ForProgram::begin).transpose()?;
     let end = kedge_supervisor::run(&spec);
+    // A job that goes back has not ended.
+    if let (Some(cached), Ok(End::Ended(_)) | Err(_)) = (cached, &end) {
+        cached.end();
+    }
     if let (Some(to), Ok(End::Ended(Ended { stats: Some(stats), .. }))) = (&args.stats, &end) {
         tell_stats(stats, to.as_deref(), args.quiet);
     }

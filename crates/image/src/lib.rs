@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod cached;
 mod chain;
 mod codec;
 mod direct;
@@ -30,6 +31,7 @@ mod verify;
 mod write;
 
 pub use bytes::ReadFrom;
+pub use cached::undrained;
 pub use chain::{Layers, Opened, Source, ahead_of, chain, process_file};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};

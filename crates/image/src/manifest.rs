@@ -1,6 +1,7 @@
 //! The manifest, and the folder that it makes an image.
 
 use crate::bytes::Bytes;
+use crate::cached;
 use crate::error::ImageError;
 use crate::folder::Folder;
 use serde::{Deserialize, Serialize};
@@ -174,6 +175,7 @@ impl Manifest {
         let written = || -> io::Result<()> {
             let mut file =
                 File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            cached::keep(&file, cached::Part::Manifest);
             file.write_all(&text)?;
             file.sync_all()?;
             fs::rename(&new, &path)?;

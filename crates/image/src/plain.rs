@@ -2,6 +2,7 @@
 //! checksum is that of all their bytes.
 
 use crate::bytes::{Bytes, ReadFrom};
+use crate::cached;
 use crate::error::ImageError;
 use crate::folder::{Folder, open_regular};
 use crate::manifest::FileEntry;
@@ -20,6 +21,7 @@ impl FileEntry {
     pub fn plain(folder: &Path, name: &str) -> Result<FileEntry, ImageError> {
         let path = folder.join(name);
         let file = open_regular(&path)?;
+        cached::keep(&file, cached::Part::Data);
         file.sync_all().map_err(ImageError::io(&path))?;
         let (bytes, checksum) = sum(&Bytes::cached(file), &path)?;
         Ok(FileEntry { name: name.to_owned(), bytes, checksum })

@@ -1,5 +1,6 @@
 //! Which images a folder has, and which of them may go.
 
+use crate::cached;
 use crate::error::ImageError;
 use crate::folder::Folder;
 use crate::manifest::{self, Manifest, NAME, NEW};
@@ -202,7 +203,13 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
     if let Some((newest, _)) = of_job.filter(|_| !images.iter().any(|(path, m)| mine(path, m))) {
         return Err(ImageError::NotOwn { path: newest.to_path_buf() });
     }
-    let kept = images.iter().filter(|(path, m)| mine(path, m)).take(keep.max(1));
+    // What a write-back cache alone has may be lost with the node: it counts for none.
+    let mut durable = 0;
+    let kept = images.iter().filter(|(path, m)| mine(path, m)).take_while(|(path, _)| {
+        let wanted = durable < keep.max(1);
+        durable += usize::from(wanted && cached::undrained(path) == 0);
+        wanted
+    });
     let others = images.iter().filter(|(path, m)| !mine(path, m));
     let needed = with_parents(&images, kept.chain(others).map(|(path, _)| *path));
     let old = images

@@ -1,5 +1,6 @@
 //! Writing a `.kimg` file.
 
+use crate::cached::{self, Part};
 use crate::codec::{Choice, Codec, Encoded, decode, encode};
 use crate::direct::{Direct, PageBuffer, Spare};
 use crate::elsewhere::Sink;
@@ -112,6 +113,7 @@ impl ImageWriter {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(path).map_err(ImageError::io(path))?;
+        cached::keep(&file, Part::Data);
         let place = Place::File { file, direct: Direct::open(path) };
         ImageWriter::begin(path.to_owned(), place)
     }

@@ -27,6 +27,8 @@ const AFTER_HELP: &str = "\
 STATE is one of
   finished    it counts; `kedge verify` reads all of it
   held        likewise, and what it has of the devices is in memory too: its job goes back sooner
+  cached      likewise, but not all of it is on a disk below the write-back cache that it is on: it
+              may be lost with this node (`kedge cache drain` waits for that)
   damaged     its manifest is no good
   writing     a checkpoint that has not ended
   unfinished  what a checkpoint left that did not come to its end; `kedge rm` removes it
@@ -45,7 +47,8 @@ pub(crate) struct ImagesArgs {
     dir: Option<PathBuf>,
     /// Print a JSON list of objects: image (its path), state, job, command, captured (seconds since
     /// 1970), processes (how many), bytes, parent (the image that it builds on), error, held (until
-    /// when it is in memory too, seconds since 1970)
+    /// when it is in memory too, seconds since 1970), undrained (bytes that a write-back cache alone
+    /// has)
     #[arg(long)]
     json: bool,
     /// List nothing, but have a running job let go of what it holds in memory
@@ -66,6 +69,7 @@ struct Row {
     parent: Option<String>,
     error: Option<String>,
     held: Option<u64>,
+    undrained: Option<u64>,
 }
 
 /// Has a job let go of what it holds.
@@ -132,10 +136,12 @@ pub(crate) fn run(args: &ImagesArgs) -> Result<(), Failure> {
 }
 
 fn row(found: Found) -> Row {
+    let undrained = Some(kedge_image::undrained(&found.folder)).filter(|bytes| *bytes > 0);
     let empty = Row { image: found.folder, ..Row::default() };
     match found.state {
         State::Finished(manifest) => Row {
-            state: "finished",
+            state: if undrained.is_some() { "cached" } else { "finished" },
+            undrained,
             bytes: Some(manifest.bytes()),
             processes: Some(manifest.process_count()),
             job: Some(manifest.job),
@@ -154,7 +160,7 @@ fn style(state: &str) -> Style {
     match state {
         "finished" | "held" => GOOD,
         "damaged" => BAD,
-        "writing" => FAIR,
+        "writing" | "cached" => FAIR,
         _ => DIM,
     }
 }
