@@ -26,8 +26,10 @@ const MAX_ROOMS: usize = 1024;
 const MAX_BYTES: u64 = 1 << 30;
 /// So often the module is loaded.
 const MAX_LOADS: usize = 8;
-/// A restart is not held up for longer by one module.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// A restart is held up by one module for this long at most, with each kind of room: a driver that
+/// many processes use needs a second where an idle one needs some milliseconds, and a restart that
+/// is refused helps nobody. The first module that stays elsewhere ends all of this.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A variable that the program knows the address of.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,14 +77,15 @@ impl NvidiaBackend {
         };
         let loaded = load_steered(&known, &mut steering, load, unload)?;
         let Some(first) = &steering.first else { return Ok(loaded) };
-        if loaded.elsewhere(&known).is_some() {
-            // The restart will be refused: it need not try the same for all that follow.
-            self.restoring().known.clear();
-        } else {
-            let rooms = steering.kept.len();
-            let told = format!("module {}: {first}, but for {rooms} rooms of ours", id.0);
-            self.shared.host.log(&told);
-        }
+        let told = match loaded.elsewhere(&known) {
+            None => format!("{first}, but for {} rooms of ours", steering.kept.len()),
+            Some((wanted, at)) => {
+                // The restart will be refused: it need not try the same for all that follow.
+                self.restoring().known.clear();
+                format!("{first}; {} is at {at:#x} after {}", wanted.name, steering.tried)
+            }
+        };
+        self.shared.host.log(&format!("module {}: {told}", id.0));
         Ok(loaded)
     }
 }
@@ -135,7 +138,7 @@ fn load_steered<R: Rooms, P: Placed, E>(
         }
     }
     // The module is needed all the same, and room for it.
-    steering.kept.clear();
+    steering.begin();
     load()
 }
 
@@ -146,24 +149,55 @@ struct Steering<R: Rooms> {
     end: Instant,
     /// What was elsewhere first, in words.
     first: Option<String>,
+    tried: Tried,
+}
+
+/// What was done in vain.
+#[derive(Debug, Default)]
+struct Tried {
+    takes: usize,
+    rooms: usize,
+    bytes: u64,
+    /// Where the last room was given.
+    last: u64,
+    out_of_time: bool,
+}
+
+impl std::fmt::Display for Tried {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Tried { takes, rooms, bytes, last, out_of_time } = self;
+        write!(f, "{takes} tries, the last at {last:#x}, {rooms} rooms of ours, {bytes} bytes")?;
+        if *out_of_time { f.write_str(", out of time") } else { Ok(()) }
+    }
 }
 
 impl<R: Rooms> Steering<R> {
     fn new(rooms: R) -> Steering<R> {
-        Steering { rooms, kept: Vec::new(), bytes: 0, end: Instant::now() + PATIENCE, first: None }
+        let end = Instant::now() + PATIENCE;
+        Steering { rooms, kept: Vec::new(), bytes: 0, end, first: None, tried: Tried::default() }
     }
 
     /// Gives back what was taken, to begin anew.
     fn begin(&mut self) {
+        self.tried.rooms += self.kept.len();
+        self.tried.bytes += self.bytes;
+        self.tried.out_of_time |= Instant::now() >= self.end;
         self.kept.clear();
         (self.bytes, self.end) = (0, Instant::now() + PATIENCE);
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<(u64, R::Room), CuError> {
+        let (at, room) = self.rooms.take(bytes)?;
+        self.tried.takes += 1;
+        self.tried.last = at;
+        Ok((at, room))
     }
 
     /// Whether `wanted`, one of `known`, would lie there if it came next. Room for the others is
     /// left.
     fn clear(&mut self, wanted: &Known, known: &[Known]) -> Result<bool, CuError> {
         while self.kept.len() < MAX_ROOMS && self.bytes < MAX_BYTES && Instant::now() < self.end {
-            let (at, probe) = self.rooms.take(wanted.bytes)?;
+            let (at, probe) = self.take(wanted.bytes)?;
             if at == wanted.addr {
                 return Ok(true);
             }
@@ -189,7 +223,7 @@ impl<R: Rooms> Steering<R> {
         }
         let mut bytes = gap;
         while bytes > wanted.max(LEAST) {
-            let (got, room) = self.rooms.take(bytes)?;
+            let (got, room) = self.take(bytes)?;
             if got == at {
                 self.keep(room, bytes);
                 return Ok(true);
@@ -199,7 +233,7 @@ impl<R: Rooms> Steering<R> {
         }
         // Where it does not lie there, it is out of the way for the next.
         let bytes = wanted.min(gap);
-        let (got, room) = self.rooms.take(bytes)?;
+        let (got, room) = self.take(bytes)?;
         let good = is_apart(got, bytes, known);
         if good {
             self.keep(room, bytes);
@@ -211,7 +245,7 @@ impl<R: Rooms> Steering<R> {
     fn bar(&mut self, at: u64, bytes: u64, known: &[Known]) -> Result<(), CuError> {
         let mut aside = Vec::new();
         for _ in 0..MAX_LOADS {
-            let (got, room) = self.rooms.take(bytes)?;
+            let (got, room) = self.take(bytes)?;
             if is_apart(got, bytes, known) {
                 self.keep(room, bytes);
             } else {
