@@ -3,11 +3,11 @@
 use crate::Failure;
 use crate::output;
 use clap::Args;
+use kedge_control::logfile::Log;
 use kedge_supervisor::jobs::{JobName, Jobs, State};
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &LogsArgs) -> Result<(), Failure> {
     };
     let path = jobs.log_path(&name);
     let bad = |source| LogsError::Read { path: path.clone(), source };
-    let mut log = BufReader::new(File::open(&path).map_err(bad)?);
+    let mut log = Log::open(&path).map_err(bad)?;
     let lines = read(&mut log, args.lines).map_err(bad)?;
     if args.json {
         return Ok(output::json(&lines.iter().map(|line| parse(line)).collect::<Vec<_>>())?);
@@ -74,10 +74,10 @@ fn latest(jobs: &Jobs) -> Result<JobName, Failure> {
 }
 
 /// What is there, or its last `limit` lines.
-fn read(log: &mut impl BufRead, limit: Option<usize>) -> io::Result<VecDeque<String>> {
+fn read(log: &mut Log, limit: Option<usize>) -> io::Result<VecDeque<String>> {
     let mut lines = VecDeque::new();
     let mut line = Vec::new();
-    while log.read_until(b'\n', &mut line)? > 0 {
+    while log.read_line(&mut line)? > 0 {
         lines.push_back(output::harmless(String::from_utf8_lossy(&line).trim_end()));
         if limit.is_some_and(|limit| lines.len() > limit) {
             lines.pop_front();
@@ -97,7 +97,7 @@ fn print(lines: &VecDeque<String>) -> io::Result<()> {
 }
 
 /// Prints what is added until the job has ended and all of it is printed.
-fn follow(jobs: &Jobs, name: &JobName, log: &mut impl BufRead) -> io::Result<()> {
+fn follow(jobs: &Jobs, name: &JobName, log: &mut Log) -> io::Result<()> {
     loop {
         // Asked before reading, so that the last lines are not missed.
         let running = jobs.find(name).is_some_and(|meta| meta.state == State::Running);
@@ -126,10 +126,13 @@ mod tests {
 
     #[test]
     fn only_the_last_lines_are_kept() {
-        let text = b"one\ntwo\x1b[1m\nthree";
-        assert_eq!(read(&mut &text[..], None).unwrap(), ["one", "two [1m", "three"]);
-        assert_eq!(read(&mut &text[..], Some(1)).unwrap(), ["three"]);
-        assert_eq!(read(&mut &text[..], Some(0)).unwrap(), [] as [&str; 0]);
+        let path = std::env::temp_dir().join(format!("kedge-logs-{}", std::process::id()));
+        std::fs::write(&path, b"one\ntwo\x1b[1m\nthree").unwrap();
+        let read = |limit| read(&mut Log::open(&path).unwrap(), limit).unwrap();
+        assert_eq!(read(None), ["one", "two [1m", "three"]);
+        assert_eq!(read(Some(1)), ["three"]);
+        assert_eq!(read(Some(0)), [] as [&str; 0]);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

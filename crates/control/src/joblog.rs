@@ -1,16 +1,13 @@
 //! The job's log: what kedge has to say goes here and never to the program's terminal.
 
+use crate::logfile::Appended;
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest line, bytes; the rest is cut.
 const MAX_LINE: usize = 8 << 10;
-/// What one process may write, bytes, so that a program that fails in a loop cannot fill the disk.
-const MAX_TOTAL: u64 = 16 << 20;
 
 /// Begins a line that tells of nothing amiss.
 const NOTE: &str = "note: ";
@@ -19,18 +16,18 @@ const FAULT: &str = "fault: ";
 /// Begins a line that tells what a program was refused. The shim writes such lines, too.
 const REFUSED: &str = "refused: ";
 
-/// A log that several processes append to, one write a line. A full disk loses lines, no more.
+/// A log that several processes append to, one write a line. A full disk loses lines, no more; of a
+/// log that grows without end, the last lines are kept.
 #[derive(Debug)]
 pub struct JobLog {
     kept: Kept,
     who: String,
-    written: AtomicU64,
 }
 
 /// Where its lines go.
 enum Kept {
     Nowhere,
-    In(File),
+    In(Appended),
     /// Elsewhere, without time and name.
     By(Box<dyn Fn(&str) + Send + Sync>),
 }
@@ -48,18 +45,17 @@ impl fmt::Debug for Kept {
 impl JobLog {
     /// `who` begins each line, such as `proxy[1234]`.
     pub fn open(path: &Path, who: String) -> io::Result<JobLog> {
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
-        Ok(JobLog { kept: Kept::In(file), who, written: AtomicU64::new(0) })
+        Ok(JobLog { kept: Kept::In(Appended::open(path)?), who })
     }
 
     /// Keeps nothing.
     pub fn none() -> JobLog {
-        JobLog { kept: Kept::Nowhere, who: String::new(), written: AtomicU64::new(0) }
+        JobLog { kept: Kept::Nowhere, who: String::new() }
     }
 
     /// Hands each line to `keep`, which writes it down elsewhere: on another host.
     pub fn told(keep: impl Fn(&str) + Send + Sync + 'static) -> JobLog {
-        JobLog { kept: Kept::By(Box::new(keep)), who: String::new(), written: AtomicU64::new(0) }
+        JobLog { kept: Kept::By(Box::new(keep)), who: String::new() }
     }
 
     /// Appends a line that tells of nothing amiss.
@@ -79,7 +75,7 @@ impl JobLog {
 
     /// Appends one line. Control characters become spaces: a client's text forges no line.
     pub fn line(&self, text: &str) {
-        let mut file = match &self.kept {
+        let file = match &self.kept {
             Kept::Nowhere => return,
             Kept::By(keep) => return keep(text),
             Kept::In(file) => file,
@@ -95,15 +91,8 @@ impl JobLog {
             line.push('…');
         }
         line.push('\n');
-        let before = self.written.fetch_add(line.len() as u64, Ordering::Relaxed);
-        if before > MAX_TOTAL {
-            return;
-        }
-        if before + line.len() as u64 > MAX_TOTAL {
-            line = format!("{}: this process has said enough; later lines are dropped\n", self.who);
-        }
         // A log that cannot be written must not stop the program that it speaks of.
-        let _ = file.write_all(line.as_bytes());
+        let _ = file.write(line.as_bytes());
     }
 }
 

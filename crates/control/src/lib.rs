@@ -10,6 +10,7 @@
 //!   [`check`]: what was found in a program that is checked. [`told`]: the files of both.
 //!   [`trace`]: what a traced job has done and when. [`usage`]: what a client uses now.
 //! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
+//!   [`logfile`]: its files.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ pub mod gpu;
 pub mod job;
 pub mod joblog;
 pub mod keeper;
+pub mod logfile;
 pub mod machine;
 pub mod peer;
 pub mod proxy;

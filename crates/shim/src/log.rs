@@ -6,6 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+/// Bytes of the log after which nothing is added here, so that a program that fails in a loop
+/// cannot fill the disk. Long before, others begin another file (`kedge_control::logfile`).
+const MOST: u64 = 32 << 20;
+
 static LOG: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Appends one line to the file that KEDGE_LOG names, in one write; without one it is dropped.
@@ -29,13 +33,16 @@ fn append(log: &Path, text: &str) {
     line.push('\n');
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
     // A full disk must not disturb the program.
-    let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    let _ = file.and_then(|mut file| match file.metadata()?.len() < MOST {
+        true => file.write_all(line.as_bytes()),
+        false => Ok(()),
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
 
     #[test]
     fn lines_are_appended_and_leave_no_descriptor_behind() {
@@ -50,6 +57,9 @@ mod tests {
         let pid = std::process::id();
         let expected = format!("[{pid}] one line\n[{pid}] another\n");
         assert_eq!((fs::read_to_string(&log).unwrap(), ours()), (expected, 0));
+        File::options().write(true).open(&log).unwrap().set_len(MOST).unwrap();
+        append(&log, "no more");
+        assert_eq!(fs::metadata(&log).unwrap().len(), MOST);
         fs::remove_file(&log).unwrap();
         append(Path::new("/nowhere/log"), "is dropped");
     }

@@ -4,14 +4,13 @@ use crate::Outcome;
 use crate::jobs::JobName;
 use kedge_control::check::Found;
 use kedge_control::joblog::{self, Failure};
+use kedge_control::logfile::{Log, Mark};
 use kedge_control::stats::JobStats;
 use kedge_control::trace::Merged;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// How much of a log is looked at, bytes: the first that went wrong explains the rest.
-const MOST: u64 = 64 << 20;
+const MOST: usize = 64 << 20;
 /// Sentences that are told; of more, their number.
 const TOLD: usize = 3;
 /// Characters of a sentence.
@@ -41,13 +40,13 @@ impl From<Outcome> for Ended {
 #[derive(Debug)]
 pub(crate) struct Postscript {
     log: PathBuf,
-    from: u64,
+    from: Mark,
 }
 
 impl Postscript {
     pub(crate) fn begin(log: PathBuf) -> Postscript {
         // What a job says that goes back, it has said of its former life.
-        let from = log.metadata().map_or(0, |found| found.len());
+        let from = Mark::end(&log);
         Postscript { log, from }
     }
 
@@ -84,16 +83,15 @@ fn has_failed(outcome: Outcome) -> bool {
     }
 }
 
-fn read(log: &Path, from: u64) -> std::io::Result<Vec<String>> {
-    let mut file = File::open(log)?;
-    file.seek(SeekFrom::Start(from))?;
-    let mut log = BufReader::new(file.take(MOST));
-    let (mut lines, mut line) = (Vec::new(), Vec::new());
-    while log.read_until(b'\n', &mut line)? > 0 {
+fn read(log: &Path, from: Mark) -> std::io::Result<Vec<String>> {
+    let mut log = Log::open_at(log, from)?;
+    let (mut lines, mut line, mut bytes) = (Vec::new(), Vec::new(), 0);
+    while bytes < MOST && log.read_line(&mut line)? > 0 {
         let text = String::from_utf8_lossy(&line);
         if joblog::failure(&text).is_some() {
             lines.push(text.into_owned());
         }
+        bytes += line.len();
         line.clear();
     }
     Ok(lines)
