@@ -139,7 +139,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn fill(&mut self, graph: &mut Graph, draft: &Draft) -> Result<(), CuError> {
-        for op in &draft.ops {
+        for (number, op) in draft.ops.iter().enumerate() {
             match op {
                 StreamOp::Conditional { condition, kind, bodies } => {
                     let raw = graph.add_conditional(*condition, *kind, bodies.len())?;
@@ -152,7 +152,11 @@ impl Builder<'_> {
                     graph.fix(op);
                 }
                 op => {
-                    graph.add(self.tables.node(op, self.host)?)?;
+                    let added = self.tables.node(op, self.host).and_then(|node| graph.add(node));
+                    // Which it was, no error of a graph says; a restart is refused by it.
+                    added.inspect_err(|error| {
+                        self.host.log(&format!("a graph's node {number}, {op:?}: {error}"));
+                    })?;
                     if matches!(op, StreamOp::SetCondition { .. }) {
                         graph.fix(op);
                     }
