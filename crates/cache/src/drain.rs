@@ -135,8 +135,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns whether a disk below must have what `tier` has of a file before it counts as drained:
-    /// what survived a reboot in the tier, other nodes must see, or a program has asked to be kept.
+    /// Returns whether a disk below must have what `tier` has of a file before it counts as
+    /// drained: what survived a reboot in the tier, other nodes must see, or a program has asked to
+    /// be kept.
     fn must_sync(&self, state: &State, tier: TierIndex) -> bool {
         self.tiers[tier].is_durable() || self.below.keeps_writes || state.keeping != Keeping::Plain
     }

@@ -47,8 +47,8 @@ pub(crate) struct ImagesArgs {
     dir: Option<PathBuf>,
     /// Print a JSON list of objects: image (its path), state, job, command, captured (seconds since
     /// 1970), processes (how many), bytes, parent (the image that it builds on), error, held (until
-    /// when it is in memory too, seconds since 1970), undrained (bytes that a write-back cache alone
-    /// has)
+    /// when it is in memory too, seconds since 1970), undrained (bytes that a write-back cache
+    /// alone has)
     #[arg(long)]
     json: bool,
     /// List nothing, but have a running job let go of what it holds in memory
