@@ -73,6 +73,11 @@ fn settles(
     }
 }
 
+/// Whether nothing has moved only because nobody was there to be moved.
+fn all_ended(error: &MoveError) -> bool {
+    matches!(error, MoveError::Gone { .. } | MoveError::NoClients)
+}
+
 /// All clients of a job that are being moved. Dropped before the new proxies have them, they stay
 /// where they are.
 pub(super) struct Together<'a> {
@@ -105,10 +110,16 @@ impl<'a> Together<'a> {
         loop {
             match self.run_with_these(tell) {
                 // All that there were have ended; there may be others by now.
-                Err(_) if self.moves.is_empty() && !self.order.check && self.take_in_new()? => {}
+                Err(error) if self.may_have_others(&error) && self.take_in_new()? => {}
                 done => return done,
             }
         }
+    }
+
+    /// Whether others may take the place of those that there were. One that cannot be moved is no
+    /// reason to move the rest without it.
+    fn may_have_others(&self, error: &MoveError) -> bool {
+        self.moves.is_empty() && !self.order.check && all_ended(error)
     }
 
     fn run_with_these(&mut self, tell: &mut dyn FnMut(Moving)) -> Result<u32, MoveError> {
@@ -359,6 +370,25 @@ impl<'a> Together<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_control::proxy::ControlError;
+    use std::io;
+
+    #[test]
+    fn a_client_that_cannot_move_is_not_left_behind_by_others() {
+        let refused = || ControlError::Failed("no".to_owned());
+        let source = || io::Error::from_raw_os_error(11);
+        assert!(all_ended(&MoveError::NoClients));
+        assert!(all_ended(&MoveError::Gone { pid: 1, said: String::new() }));
+        for error in [
+            MoveError::System { what: "start a proxy", source: source() },
+            MoveError::Source { pid: 1, source: refused() },
+            MoveError::Arriving { pid: 1, source: refused() },
+            MoveError::Restless { pid: 1, tries: 5 },
+            MoveError::Lost { pid: 1, source: refused() },
+        ] {
+            assert!(!all_ended(&error), "{error}");
+        }
+    }
 
     #[test]
     fn the_clients_wait_where_that_is_short_or_rounds_lead_nowhere() {
