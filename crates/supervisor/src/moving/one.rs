@@ -9,6 +9,7 @@ use crate::recover::Recovery;
 use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_wire::Text;
 use rustix::process::{Signal, pidfd_send_signal};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -87,6 +88,14 @@ fn lost(
         }
         Ok(_) => stays(ControlError::Nonsense),
         Err(error) => stays(error),
+    }
+}
+
+/// Why the old proxy's process cannot be held: it may have just ended.
+fn not_opened(pid: u32, source: io::Error) -> MoveError {
+    match source.raw_os_error() {
+        Some(libc::ESRCH) => MoveError::Gone { pid, said: String::new() },
+        _ => MoveError::System { what: "open a process descriptor", source },
     }
 }
 
@@ -188,9 +197,8 @@ impl<'a> Move<'a> {
 
     /// The last round is about to begin.
     pub(super) fn is_to_depart(&mut self) -> Result<(), MoveError> {
-        let what = "open a process descriptor";
-        let opened = self.source.process();
-        self.departs = Some(opened.map_err(|source| MoveError::System { what, source })?);
+        let opened = self.source.process().map_err(|source| not_opened(self.pid, source));
+        self.departs = Some(opened?);
         Ok(())
     }
 
@@ -329,6 +337,13 @@ fn text(path: &Path) -> Text<4096> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_that_has_just_ended_fails_no_other() {
+        let said = |code| not_opened(1, io::Error::from_raw_os_error(code));
+        assert!(matches!(said(libc::ESRCH), MoveError::Gone { pid: 1, .. }));
+        assert!(matches!(said(libc::EMFILE), MoveError::System { .. }));
+    }
 
     #[test]
     fn a_fault_is_told_as_the_old_proxy_says_and_a_broken_way_as_the_new_one_does() {
