@@ -48,6 +48,12 @@ pub(crate) enum MoveError {
     )]
     Restless { pid: u32, tries: u32 },
     #[error(
+        "the job stays where it is: in {rounds} rounds, processes of it began to use devices, or did \
+         with them what cannot be followed, again and again: try again when they do not, or without \
+         --max-pause"
+    )]
+    Endless { rounds: u32 },
+    #[error(
         "its process {pid} stays where it is: it changes what it has on its devices faster than that \
          crosses, {kib} KiB in the last round, for which it would stand still for some {pause} ms and \
          may for {most}: allow more (--max-pause), or as much as it takes (--stop-and-copy)"

@@ -27,9 +27,20 @@ const BESIDES: Duration = Duration::from_millis(5);
 /// Longer than any round takes.
 const LONG: Duration = Duration::from_secs(3600);
 /// Processes that may end before they have moved until a move that has not met any other is given
-/// up: a job may have none that lives for long. And rounds, of a job that gets others all the time
-/// and is not to stand still for them.
+/// up: a job may have none that lives for long.
 const SHORT_LIVED: usize = 100;
+/// Rounds, at least, of a job that gets others all the time and is not to stand still for them,
+/// until its move is given up.
+const MOST_ROUNDS: u32 = 100;
+
+/// What the last round has come to.
+enum Ending {
+    Moved,
+    /// New proxies cannot take what is left.
+    Unfit,
+    /// Somebody has connected meanwhile, for whom nobody is to stand still.
+    Others,
+}
 
 /// What crossed in a round, of all clients, and how fast.
 struct Round {
@@ -139,20 +150,32 @@ impl<'a> Together<'a> {
             }
             let tries = self.moves.iter().map(Move::tries).max().unwrap_or(0);
             let Some(why) = settles(self.order, &round, last.as_ref(), self.rounds, tries) else {
-                if self.order.or_stay && self.rounds as usize >= SHORT_LIVED {
-                    return Err(MoveError::Restless { pid: round.pid, tries: self.rounds });
-                }
+                self.may_have_more_rounds()?;
                 last = Some(round);
                 continue;
             };
             if self.order.or_stay && why != Settles::Fits {
                 return Err(self.too_fast(&round, why, tries, tell));
             }
-            if self.settle(why, tell)? {
-                return Ok(self.moves.len() as u32);
-            }
-            self.each(Move::another)?;
             last = None;
+            if !self.order.or_stay {
+                // What has come since begins to move before anything stands still.
+                self.take_in_new()?;
+            }
+            match self.settle(why, tell)? {
+                Ending::Moved => return Ok(self.moves.len() as u32),
+                Ending::Unfit => drop(self.each(Move::another)?),
+                Ending::Others => self.may_have_more_rounds()?,
+            }
+        }
+    }
+
+    /// Of a job that is not to stand still there is an end of them.
+    fn may_have_more_rounds(&self) -> Result<(), MoveError> {
+        let (order, rounds) = (self.order, self.rounds);
+        match order.or_stay && rounds >= order.rounds.max(MOST_ROUNDS) {
+            true => Err(MoveError::Endless { rounds }),
+            false => Ok(()),
         }
     }
 
@@ -175,16 +198,16 @@ impl<'a> Together<'a> {
         MoveError::TooFast { pid, kib: bytes >> 10, pause, most }
     }
 
-    /// Takes in what has connected to where the job was: whether there was any.
+    /// Takes in what has connected to where the job was: whether there was any. Who comes while
+    /// there are some to move is for the next round.
     fn take_in_new(&mut self) -> Result<bool, MoveError> {
-        let mut any = false;
         loop {
             let before = self.seen.len();
-            any |= self.take_in(self.job.clients())?;
-            if self.seen.len() == before {
+            let any = self.take_in(self.job.clients())?;
+            if !self.moves.is_empty() || self.seen.len() == before {
                 return Ok(any);
             }
-            if self.moves.is_empty() && self.seen.len() >= SHORT_LIVED {
+            if self.seen.len() >= SHORT_LIVED {
                 return Err(self.none());
             }
         }
@@ -193,8 +216,7 @@ impl<'a> Together<'a> {
     fn take_in(&mut self, clients: Vec<Arc<Proxy>>) -> Result<bool, MoveError> {
         let before = self.moves.len();
         for source in clients {
-            if source.place == self.launch.place || source.is_over() || !self.seen.insert(source.id)
-            {
+            if !self.is_new(&source) || !self.seen.insert(source.id) {
                 continue;
             }
             match Move::new(self.job, self.target, self.owner, source) {
@@ -205,6 +227,11 @@ impl<'a> Together<'a> {
             }
         }
         Ok(self.moves.len() > before)
+    }
+
+    /// Whether that is one to move that has not been looked at yet.
+    fn is_new(&self, source: &Proxy) -> bool {
+        source.place != self.launch.place && !source.is_over() && !self.seen.contains(&source.id)
     }
 
     /// Why there is none to move.
@@ -281,17 +308,21 @@ impl<'a> Together<'a> {
         Ok(follow.then_some(round))
     }
 
-    /// The last round, in which the clients wait: whether they have moved.
-    fn settle(&mut self, why: Settles, tell: &mut dyn FnMut(Moving)) -> Result<bool, MoveError> {
+    /// The last round, in which the clients wait.
+    fn settle(&mut self, why: Settles, tell: &mut dyn FnMut(Moving)) -> Result<Ending, MoveError> {
         let job = self.job;
         let mut quiet = job.proxies.quiesce(PATIENCE, &PREPARE)?;
         let begin = Instant::now();
         self.each(|one| one.check_there(&quiet))?;
+        if self.order.or_stay && quiet.clients.iter().any(|client| self.is_new(&client.proxy)) {
+            // All that it has would cross while everybody waits.
+            return Ok(Ending::Others);
+        }
         // Who has come since the last round moves with the others.
         self.take_in(quiet.clients.iter().map(|client| client.proxy.clone()).collect())?;
         self.each(Move::is_to_depart)?;
         if !self.last_round()? {
-            return Ok(false);
+            return Ok(Ending::Unfit);
         }
         self.hand_over(&mut quiet)?;
         self.moves.iter_mut().for_each(Move::depart);
@@ -310,7 +341,7 @@ impl<'a> Together<'a> {
                 Err(error) => lost = lost.or(Some(error)),
             }
         }
-        lost.map_or(Ok(true), Err)
+        lost.map_or(Ok(Ending::Moved), Err)
     }
 
     fn told(&self, one: &Settled, seconds: f64, why: Settles, tell: &mut dyn FnMut(Moving)) {
