@@ -519,3 +519,22 @@ fn a_local_disk_cuts_a_file_once_the_disk_below_has() {
     engine.truncate(&file.file, caller, &file.below, 100).expect("shorter");
     assert_eq!(fs::metadata(scratch.below("a")).expect("a").len(), 100);
 }
+
+#[test]
+fn a_file_below_that_has_newer_bytes_in_a_tier_is_not_settled() {
+    let scratch = Scratch::new("settled");
+    let engine = scratch.engine(&[RAM], Fsync::Drain);
+    let path = scratch.below("a.tmp");
+    fs::write(&path, "older").expect("a file");
+    let node = rustix::fs::open(&path, OFlags::PATH, 0.into()).expect("a file");
+    let a_while = std::time::Duration::from_millis(200);
+    std::thread::sleep(2 * a_while);
+    assert!(engine.is_settled(&node, a_while), "a disk has had it for a while");
+    let handle = open(&engine, &path);
+    write(&engine, &handle, 0, b"newer");
+    assert_eq!(fs::read(&path).expect("a file"), b"older", "it is in the tier alone");
+    assert!(!engine.is_settled(&node, a_while), "after a power cut, it would have older bytes");
+    engine.persist_replacement(&node).expect("drained");
+    assert_eq!(fs::read(&path).expect("a file"), b"newer");
+    assert!(!engine.is_settled(&node, a_while), "it was written a moment ago");
+}

@@ -295,7 +295,7 @@ impl Filesystem for Mount {
         };
         let caller = caller(req);
         let engine = &self.engine;
-        match rename.replacement().filter(|_| engine.spec.fsync != crate::spec::Fsync::Memory) {
+        match rename.replacement(engine) {
             None => answer(reply, engine.rename(caller, &rename)),
             Some(node) => self.aside(caller.user, reply, move |engine| {
                 engine.persist_replacement(&node)?;

@@ -8,6 +8,7 @@ use crate::file::{CachedFile, Key, State};
 use crate::journal::Record;
 use crate::mount::Mount;
 use crate::nodes::{Node, Nodes};
+use crate::spec::Fsync;
 use crate::tier::lock;
 use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
@@ -297,10 +298,11 @@ impl Rename {
         Ok(Rename { from, to, flags })
     }
 
-    /// Returns the file that takes the name of another one, which is gone then; `None` if it takes
-    /// none, or is as it was for a while.
-    pub(crate) fn replacement(&self) -> Option<OwnedFd> {
-        if self.flags.contains(RenameFlags::RENAME_NOREPLACE) {
+    /// Returns the file that takes the name of another one, which is gone then, and must be durable
+    /// before; `None` if it takes none, or is as it was for a while, or nothing is made durable.
+    pub(crate) fn replacement(&self, engine: &Engine) -> Option<OwnedFd> {
+        let plain = engine.spec.fsync == Fsync::Memory;
+        if plain || self.flags.contains(RenameFlags::RENAME_NOREPLACE) {
             return None;
         }
         let file = |(folder, name): &(Arc<Node>, OsString)| {
@@ -308,16 +310,29 @@ impl Rename {
             (kind(stat.st_mode) == FileType::RegularFile).then_some(stat)
         };
         let (renamed, replaced) = (file(&self.from)?, file(&self.to)?);
-        let changed = time(renamed.st_ctime, renamed.st_ctime_nsec);
-        let settled = changed.elapsed().is_ok_and(|since| since > SETTLED);
-        if key_of(&renamed) == key_of(&replaced) || (renamed.st_size > 0 && settled) {
+        if key_of(&renamed) == key_of(&replaced) {
             return None;
         }
-        below::path_descriptor(&self.from.0.fd, &self.from.1).ok()
+        let node = below::path_descriptor(&self.from.0.fd, &self.from.1).ok()?;
+        (!engine.is_settled(&node, SETTLED)).then_some(node)
     }
 }
 
 impl Engine {
+    /// Returns whether all of a file is below, has something there, and has been the same for
+    /// longer than `since`.
+    pub(crate) fn is_settled(&self, node: &OwnedFd, since: Duration) -> bool {
+        let Ok(stat) = below::stat(node) else { return false };
+        // What a tier has was not written below: nothing there says when.
+        if self.known(key_of(&stat)).is_some_and(|file| !file.lock().extents.is_clean()) {
+            return false;
+        }
+        // It may have been drained since the first look.
+        let Ok(stat) = below::stat(node) else { return false };
+        let changed = time(stat.st_ctime, stat.st_ctime_nsec);
+        stat.st_size > 0 && changed.elapsed().is_ok_and(|passed| passed > since)
+    }
+
     /// Renames, with the caller's rights.
     pub(crate) fn rename(
         self: &Arc<Engine>,
