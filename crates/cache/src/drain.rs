@@ -118,6 +118,7 @@ impl Engine {
         below: &File,
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
+        self.finish_cut(file, below)?;
         for tier in &self.tiers {
             tier.sync_cleans()?;
         }
@@ -285,6 +286,7 @@ impl Engine {
             return Ok(());
         }
         self.drain_file(file)?;
+        self.finish_cut(file, opened)?;
         // What a local disk had and is older now must not come back over it.
         for tier in &self.tiers {
             tier.sync_cleans()?;
@@ -330,6 +332,7 @@ impl Engine {
         }
         // What has landed, now or before the file was opened, is on no disk until that is synced.
         told(self.sync_below(file, || below.sync_data()))?;
+        self.finish_cut(file, &below)?;
         if let Some(shadow) = shadow {
             shadow.sync_data()?;
             let _world = self.world.read();

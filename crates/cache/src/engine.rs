@@ -213,7 +213,10 @@ impl Engine {
         for (index, tier) in self.tiers.iter().enumerate() {
             if state.shadows[index].take().is_some() {
                 self.note_freed(index, &Record::Drop(file.number));
-                tier.remove_shadow(file.number);
+                // What the journal still promises must be there until the disk knows better.
+                if state.uncut.is_empty() || tier.sync().is_ok() {
+                    tier.remove_shadow(file.number);
+                }
             }
         }
     }

@@ -1,7 +1,8 @@
 //! One file of the cache, while somebody has it open or not all of it is below.
 
 use crate::below;
-use crate::extents::{Extents, TIERS};
+use crate::extents::{Extents, TIERS, TierIndex};
+use crate::ranges::RangeMap;
 use crate::tier::lock;
 use std::fs::File;
 use std::io;
@@ -71,6 +72,9 @@ pub(crate) struct State {
     pub(crate) gone_from: Option<Arc<OwnedFd>>,
     /// Whether a disk below is to have each part before that counts as drained, and how.
     pub(crate) keeping: Keeping,
+    /// What is no part of the file any more and local disks have all the same: the disk below could
+    /// not be told where the file ends.
+    pub(crate) uncut: RangeMap<TierIndex>,
     /// What the file system below has lost after it had taken it, as a sync there told once.
     pub(crate) lost: Option<Trouble>,
 }

@@ -7,9 +7,11 @@ use crate::extents::{Flight, Freed};
 use crate::file::{CachedFile, Handle};
 use crate::journal::Record;
 use crate::nodes::Node;
+use crate::ranges::RangeMap;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Engine {
@@ -45,18 +47,40 @@ impl Engine {
         let alone = file.alone(0..u64::MAX);
         caller.run(|| Ok(rustix::fs::ftruncate(below, size)?))?;
         let durable = |tier: usize| self.tiers[tier].is_durable();
+        let mut cut = self.finish_cut(file, below);
         if file.lock().extents.holder(&(size..u64::MAX), durable).is_some() {
             // The file may only be as long as it was because of what a local disk has, and forgets.
-            self.sync_below(file, || below.sync_data())?;
+            cut = cut.and_then(|()| self.sync_below(file, || below.sync_data()));
         }
+        self.forget_rest(file, size, cut.is_ok())?;
+        drop(alone);
+        cut
+    }
+
+    /// Forgets what is held of a file from `size` on. Local disks forget it, too, if the one below
+    /// knows that it is `cut`.
+    fn forget_rest(&self, file: &CachedFile, size: u64, cut: bool) -> io::Result<()> {
+        let stays = |tier: usize| !cut && self.tiers[tier].is_durable();
         let _world = self.world.read();
         let mut state = file.lock();
         let (parts, freed) = state.extents.forget(size..u64::MAX);
+        let (lasting, parts): (Vec<Flight>, Vec<Flight>) =
+            parts.into_iter().partition(|part| stays(part.tier));
         let record = Record::Cut(file.number, size);
         for tier in 0..self.tiers.len() {
             if parts.iter().any(|part| part.tier == tier) {
                 self.note_freed(tier, &record);
             }
+        }
+        // After a power cut, the file below may be as long as it was: a disk still has the rest.
+        for part in lasting {
+            state.uncut.insert(part.range, part.tier);
+        }
+        let (lasting, freed): (Vec<Freed>, Vec<Freed>) =
+            freed.into_iter().partition(|blocks| stays(blocks.tier));
+        for blocks in lasting {
+            let length = blocks.range.end - blocks.range.start;
+            self.desk().limits.give_back(blocks.tier, file.user, length);
         }
         // A disk must know where the file ends before the rest is holes.
         self.release(file, &state, &[], &freed);
@@ -65,8 +89,33 @@ impl Engine {
         }
         state.written = state.written.filter(|_| !state.extents.is_clean());
         self.settle(file, &mut state);
-        drop(state);
-        drop(alone);
+        Ok(())
+    }
+
+    /// Has the disk below know where a file ends that was cut when it could not be told, and then
+    /// what local disks have of the rest: newer bytes there must not be followed by those.
+    ///
+    /// # Errors
+    /// If the disk below cannot be told; local disks keep the rest then.
+    pub(crate) fn finish_cut(&self, file: &CachedFile, below: &File) -> io::Result<()> {
+        if file.lock().uncut.is_empty() {
+            return Ok(());
+        }
+        self.sync_below(file, || below.sync_data())?;
+        let _world = self.world.read();
+        let mut state = file.lock();
+        let uncut = std::mem::take(&mut state.uncut);
+        for (range, tier) in uncut.iter() {
+            // What was written since stays.
+            let mut rest = RangeMap::default();
+            rest.insert(range, ());
+            for newer in state.extents.needed_of(tier) {
+                rest.remove(newer);
+            }
+            for (Range { start, end }, ()) in rest.iter() {
+                self.note_freed(tier, &Record::Clean(file.number, start, end - start));
+            }
+        }
         Ok(())
     }
 

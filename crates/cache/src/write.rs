@@ -309,6 +309,7 @@ impl Engine {
         let durable = state.keeping != Keeping::Plain
             || state.extents.holder(&range, |tier| self.tiers[tier].is_durable()).is_some();
         drop(state);
+        self.finish_cut(file, &below)?;
         let owner = below::stat(&file.node)?;
         let written = Caller::run_as_owner(&owner, || write_some(&below, data, start))?;
         if durable {
