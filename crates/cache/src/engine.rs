@@ -363,6 +363,9 @@ impl Engine {
                 }
                 let parts = state.extents.needed_of(index);
                 self.write_records(&mut records, file.number, &identity(file, &state), parts);
+                if state.orphan {
+                    records.push((self.next_record(), Record::Gone(file.number)));
+                }
             }
             tier.rewrite(&records)?;
         }

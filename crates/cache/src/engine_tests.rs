@@ -486,20 +486,24 @@ fn a_local_disk_keeps_a_removed_file_until_the_disk_below_knows() {
     write(&engine, &handle, 0, b"bytes");
     engine.fsync(&handle).expect("on the disk");
     let home = crate::spec::home_in(&scratch.0.join(DISK.0), &scratch.0.join("below"));
-    let held = || {
+    let held = |rebooted| {
         let journal = fs::read(home.join("tier/journal")).expect("a journal");
-        crate::journal::replay(&journal, true).expect("of this version").files.len()
+        crate::journal::replay(&journal, rebooted).expect("of this version").files.len()
     };
     fs::remove_file(scratch.below("a")).expect("removed");
     engine.name_is_gone(handle.file.key, &Arc::new(engine.below.root.try_clone().expect("open")));
-    assert_eq!(held(), 1, "after a power cut the name may be there again");
+    assert_eq!(held(true), 1, "after a power cut the name may be there again");
+    assert_eq!(held(false), 0, "a daemon that is killed would leave it for good");
+    write(&engine, &handle, 8192, b"as long as it is open");
+    assert_eq!(held(false), 0, "a daemon that is killed would leave it for good");
     engine.rewrite_journals().expect("journals");
-    assert_eq!(held(), 1, "after a power cut the name may be there again");
+    assert_eq!(held(true), 1, "after a power cut the name may be there again");
+    assert_eq!(held(false), 0, "a daemon that is killed would leave it for good");
     engine.let_go(&handle.file);
     while engine.pool.len() > 0 {
         std::thread::yield_now();
     }
-    assert_eq!(held(), 0, "it takes the disk's room");
+    assert_eq!(held(true), 0, "it takes the disk's room");
 }
 
 #[test]

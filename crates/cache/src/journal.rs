@@ -49,6 +49,9 @@ pub enum Record {
     Cut(u64, u64),
     /// Nothing of the file is needed any more.
     Drop(u64),
+    /// The same, but only as long as the node runs: after a power cut, what was removed below may
+    /// be there again.
+    Gone(u64),
     /// The file's writes up to the record of that number are on the tier's disk.
     Commit(u64, u64),
 }
@@ -66,12 +69,13 @@ impl Record {
             Record::Drop(..) => 5,
             Record::File(..) => 7,
             Record::Commit(..) => 8,
+            Record::Gone(..) => 9,
         }
     }
 
     /// Returns whether the record says that less is held: without it, old bytes are drained again.
     pub fn frees(&self) -> bool {
-        matches!(self, Record::Clean(..) | Record::Cut(..) | Record::Drop(..))
+        matches!(self, Record::Clean(..) | Record::Cut(..) | Record::Drop(..) | Record::Gone(..))
     }
 
     /// Appends the record, with its number, to `out`.
@@ -92,7 +96,7 @@ impl Record {
             Record::Cut(file, number) | Record::Commit(file, number) => {
                 [*file, *number].into_iter().for_each(&mut put);
             }
-            Record::Drop(file) => put(*file),
+            Record::Drop(file) | Record::Gone(file) => put(*file),
         }
         let length = (out.len() - start - HEAD) as u16;
         out[start + 4..start + 6].copy_from_slice(&length.to_le_bytes());
@@ -108,7 +112,7 @@ impl Record {
         let (kind, body) = framed(bytes, |kind, length| match kind {
             2 | 3 => length == 4 * WORD,
             4 | 8 => length == 3 * WORD,
-            5 => length == 2 * WORD,
+            5 | 9 => length == 2 * WORD,
             7 => length >= NUMBERS * WORD,
             _ => false,
         })?;
@@ -122,6 +126,7 @@ impl Record {
             3 => Record::Clean(file, word(2)?, word(3)?),
             4 => Record::Cut(file, word(2)?),
             5 => Record::Drop(file),
+            9 => Record::Gone(file),
             7 => {
                 let user = u32::try_from(word(4)?).ok()?;
                 let (device, inode, birth) = (word(2)?, word(3)?, word(5)?);
@@ -165,7 +170,8 @@ pub struct Replay {
     pub last: u64,
 }
 
-/// Reads a journal. After a power cut (`rebooted`), writes that were not committed do not count.
+/// Reads a journal. After a power cut (`rebooted`), writes that were not committed do not count,
+/// and files that were gone may be there.
 ///
 /// # Errors
 /// If a record is sound, and of a kind that is not known.
@@ -196,7 +202,8 @@ pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
             Record::Write(file, ..) if rebooted => {
                 commits.get(file).is_some_and(|last| number <= *last)
             }
-            Record::Drop(file) => dropped.insert(*file),
+            Record::Gone(_) if rebooted => false,
+            Record::Drop(file) | Record::Gone(file) => dropped.insert(*file),
             _ => true,
         };
         if counts {
@@ -222,7 +229,7 @@ fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record) {
         Record::Cut(file, size) => {
             files.entry(file).or_default().parts.remove(size..u64::MAX);
         }
-        Record::Drop(file) => {
+        Record::Drop(file) | Record::Gone(file) => {
             files.remove(&file);
         }
     }

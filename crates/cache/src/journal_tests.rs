@@ -119,6 +119,19 @@ fn bytes_whose_name_was_lost_are_still_held_but_not_those_of_removed_files() {
 }
 
 #[test]
+fn what_was_removed_counts_again_only_after_a_power_cut() {
+    let bytes = journal(&[
+        (1, Record::File(1, identity("removed"))),
+        (2, Record::Write(1, 0, 10)),
+        (3, Record::Commit(1, 2)),
+        (4, Record::Gone(1)),
+        (5, Record::Write(1, 10, 10)),
+    ]);
+    assert!(read(&bytes, false).files.is_empty());
+    assert_eq!(parts(&read(&bytes, true), 1), [(0..10, 2)]);
+}
+
+#[test]
 fn a_number_that_two_journals_give_to_two_files_is_nobodys() {
     let of = |number, inode| {
         let identity = Identity { inode, ..identity("a") };

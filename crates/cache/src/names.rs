@@ -371,6 +371,9 @@ impl Engine {
             for tier in memory {
                 self.note_freed(tier, &Record::Drop(file.number));
             }
+            for tier in durable {
+                self.note_freed(tier, &Record::Gone(file.number));
+            }
             !file.is_open()
         };
         if unused {
