@@ -179,3 +179,27 @@ fn a_recovery_whose_sync_fails_gives_nothing_up() {
     assert_eq!(drain(&Arc::new(engine)).files, 1);
     assert_eq!(fs::read(scratch.below("a")).expect("there"), b"bytes");
 }
+
+#[test]
+fn an_older_daemons_shadow_that_is_not_there_is_missed_for_its_file_alone() {
+    let scratch = Scratch::new("missed");
+    let (disk, ram) = (("disk", Medium::Nvme), RAM[0]);
+    let mut shadow = None;
+    for (tier, text) in [(disk, "older"), (ram, "new")] {
+        let engine = scratch.engine(&[tier], Fsync::Memory);
+        write(&engine, &open_file(&engine, &scratch.below("a")), 0, text.as_bytes());
+        write(&engine, &open_file(&engine, &scratch.below(text)), 0, text.as_bytes());
+        let number = engine.known(key_of(&scratch.below("a"))).expect("known").number;
+        shadow.get_or_insert(engine.tiers[0].folder.join(format!("{number:016x}")));
+    }
+    fs::remove_file(shadow.expect("a shadow")).expect("a shadow");
+    // The second one has one number for both.
+    for _ in 0..2 {
+        let recovered = drain(&scratch.engine(&[ram, disk], Fsync::Memory));
+        assert_eq!(recovered.stuck.len(), 1, "{recovered:?}");
+        assert!(recovered.stuck[0].why.contains("lacks bytes"), "{recovered:?}");
+    }
+    for text in ["older", "new"] {
+        assert_eq!(fs::read(scratch.below(text)).expect("there"), text.as_bytes());
+    }
+}

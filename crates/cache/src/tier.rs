@@ -202,15 +202,19 @@ impl Tier {
     }
 
     /// Gives the shadow of a file the number `to` as well; the first one stays until the journal
-    /// says so.
+    /// says so. One that is not there is missed when its bytes are.
     pub(crate) fn join(&self, from: u64, to: u64) -> io::Result<()> {
         let (from, to) = (self.shadow_path(from), self.shadow_path(to));
-        // A daemon that was killed before its journal said so may have left it.
-        match fs::remove_file(&to) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        let mut linked = fs::hard_link(&from, &to);
+        if linked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+            // A daemon that was killed before its journal said so may have left it.
+            fs::remove_file(&to)?;
+            linked = fs::hard_link(&from, &to);
         }
-        fs::hard_link(from, to)
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Removes the shadow of a file.
