@@ -1,5 +1,6 @@
 //! The folder below: reached by the descriptor that was opened before the mount.
 
+use crate::caller::Caller;
 use crate::tier::lock;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
 use std::ffi::OsStr;
@@ -94,6 +95,11 @@ pub(crate) fn birth(fd: &OwnedFd) -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(stat.stx_btime.tv_nsec.into())
 }
 
+/// Returns whether something is there and cannot be opened in that way; folders are never written.
+fn is_refused(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::IsADirectory)
+}
+
 impl Below {
     /// Opens the folder. Whatever is mounted over it later is not seen by this descriptor.
     pub(crate) fn open(under: &Path) -> io::Result<Below> {
@@ -105,6 +111,28 @@ impl Below {
         let kind = rustix::fs::fstatfs(&root)?.f_type as u64;
         let keeps_writes = KEEP_WRITES.contains(&(kind & u64::from(u32::MAX)));
         Ok(Below { root, prefix, mount, space: Mutex::new(space), keeps_writes })
+    }
+
+    /// Has the disk have a file or folder, whatever its mode lets the daemon do: where neither its
+    /// owner nor the daemon may open it, all of the file system is synced.
+    pub(crate) fn sync(&self, node: &OwnedFd) -> io::Result<()> {
+        let owner = stat(node)?;
+        let open = |flags| Caller::run_as_owner(&owner, || reopen(node, flags));
+        let opened = match open(OFlags::RDONLY) {
+            Err(error) if is_refused(&error) => open(OFlags::WRONLY),
+            other => other,
+        };
+        match opened {
+            Err(error) if is_refused(&error) => {}
+            other => return other?.sync_all(),
+        }
+        match reopen(&self.root, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(root) if self.contains(node) => Ok(rustix::fs::syncfs(root)?),
+            _ => {
+                rustix::fs::sync();
+                Ok(())
+            }
+        }
     }
 
     /// Returns whether a file is on the folder's own mount. What is mounted beneath is not looked

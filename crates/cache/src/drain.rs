@@ -9,7 +9,7 @@ use crate::file::{CachedFile, Handle, Keeping, State, Trouble};
 use crate::journal::Record;
 use crate::spec::{Fsync, Medium};
 use crate::tier::lock;
-use rustix::fs::{OFlags, Timespec, Timestamps};
+use rustix::fs::{Timespec, Timestamps};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
@@ -265,14 +265,16 @@ impl Engine {
         let stat = below::stat(node)?;
         if let Some(file) = self.known((stat.st_dev, stat.st_ino)) {
             let state = file.lock();
-            let below = state.below.clone().filter(|_| !state.extents.is_clean());
+            let (below, clean) = (state.below.clone(), state.extents.is_clean());
             drop(state);
-            if let Some(below) = below {
-                return self.persist(&file, &below, &|synced| synced);
+            match below {
+                Some(below) if clean => return self.sync_below(&file, || below.sync_all()),
+                Some(below) => return self.persist(&file, &below, &|synced| synced),
+                None => {}
             }
         }
         // It was drained, or written below at once, a moment ago.
-        self.faults.sync(|| below::reopen(node, OFlags::RDONLY)?.sync_all())
+        self.faults.sync(|| self.below.sync(node))
     }
 
     /// Has the policy's disk have a file. `told` says what becomes of the word of a sync below.

@@ -555,3 +555,29 @@ fn a_file_below_that_has_newer_bytes_in_a_tier_is_not_settled() {
     assert_eq!(fs::read(&path).expect("a file"), b"newer");
     assert!(!engine.is_settled(&node, a_while), "it was written a moment ago");
 }
+
+#[test]
+fn what_its_owner_cannot_read_is_renamed_and_removed_all_the_same() {
+    let scratch = Scratch::new("modes");
+    let engine = scratch.engine(&[RAM], Fsync::Drain);
+    let (user, group) = match rustix::process::geteuid().is_root() {
+        true => (1000, 1000),
+        false => (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+    };
+    let someone = Caller { user, group, process: 0 };
+    for mode in [0o200, 0o000, 0o300] {
+        let path = scratch.below(&format!("{mode:o}"));
+        match mode {
+            0o300 => fs::create_dir(&path).expect("a folder"),
+            _ => fs::write(&path, "bytes").expect("a file"),
+        }
+        std::os::unix::fs::chown(&path, Some(user), Some(group)).expect("an owner");
+        rustix::fs::chmod(&path, mode.into()).expect("a mode");
+        let node = rustix::fs::open(&path, OFlags::PATH, 0.into()).expect("it is there");
+        // As a daemon that is not root's.
+        let opened = someone.run(|| crate::below::reopen(&node, OFlags::RDONLY));
+        assert!(opened.is_err(), "{mode:o} can be read");
+        someone.run(|| engine.persist_replacement(&node)).expect("synced");
+        someone.run(|| engine.below.sync(&node)).expect("synced");
+    }
+}

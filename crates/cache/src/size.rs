@@ -141,7 +141,7 @@ impl Engine {
     /// Has the disk below know that a file's last name is gone, and then what a local disk has.
     fn forget_name(&self, file: &CachedFile) -> io::Result<()> {
         let Some(folder) = file.lock().gone_from.clone() else { return Ok(()) };
-        below::reopen(&folder, OFlags::RDONLY | OFlags::DIRECTORY)?.sync_all()?;
+        self.below.sync(&folder)?;
         let _world = self.world.read();
         let mut state = file.lock();
         state.gone_from = None;
