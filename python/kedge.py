@@ -99,6 +99,15 @@ def migrate(to, max_pause=None, rounds=8, rate=None, check=False, tell=None):
     order = {"to": str(to), "max_pause_ms": pause, "rounds": int(rounds), "or_stay": max_pause is not None}
     order.update({"check": bool(check)}, **({} if rate is None else {"rate": int(rate)}))
     events = []
+    for event in _moving(order):
+        events.append(event)
+        if tell is not None:
+            tell(event)
+    return events
+
+
+def _moving(order):
+    """The events of a move, as they come. What is raised where they go is none of the supervisor's."""
     try:
         with _ask({"migrate": order}) as job:
             while True:
@@ -107,11 +116,9 @@ def migrate(to, max_pause=None, rounds=8, rate=None, check=False, tell=None):
                     raise Error("the job's supervisor has hung up: kedge logs may say what became of the move")
                 if "moving" not in reply:
                     raise Error(_failure(reply))
-                events.append(reply["moving"])
-                if tell is not None:
-                    tell(events[-1])
-                if events[-1].get("event") == "done":
-                    return events
+                yield reply["moving"]
+                if reply["moving"].get("event") == "done":
+                    return
     except (OSError, ValueError) as error:
         raise Error("the job's supervisor does not answer: {}".format(error)) from error
 

@@ -19,13 +19,28 @@ for turn, to in enumerate(sys.argv[1:], 1):
     number, found = ctypes.c_int(turn * 1000 + os.getpid()), ctypes.c_int()
     if address.value:
         assert cuda.cuMemcpyHtoD_v2(address, ctypes.byref(number), ctypes.c_size_t(4)) == 0
-    heard = []
+    heard, own = [], ValueError("mine")
     try:
         events = kedge.migrate(to, tell=heard.append)
         assert events == heard and [e["event"] for e in events][-2:] == ["pause", "done"], events
         outcome, why = 0, ""
     except kedge.Error as error:
         outcome, why = -1, str(error)
+    if turn == 2 and outcome == 0:
+        def fail(event):
+            raise own
+        try:
+            kedge.migrate(to, tell=fail)
+            outcome, why = -1, "its own error is lost"
+        except ValueError as error:
+            assert error is own
+        # That move goes on without anybody who listens.
+        while True:
+            try:
+                kedge.migrate(to, check=True)
+                break
+            except kedge.Error as error:
+                assert "under way" in str(error), error
     if address.value:
         assert cuda.cuMemcpyDtoH_v2(ctypes.byref(found), address, ctypes.c_size_t(4)) == 0
     print(outcome, "same" if found.value == number.value else "none", why, flush=True)
