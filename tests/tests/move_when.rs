@@ -133,6 +133,32 @@ fn a_job_begins_elsewhere_and_moves_when_devices_are_free() {
     assert!(said.contains("--move-to"), "{said}");
 }
 
+/// What is to move a job leaves alone who gets its name later.
+#[test]
+fn a_later_job_of_the_same_name_stays_where_it_is() {
+    let place = Place::mine("mwother");
+    let run = ["run", "--gpu", "soft", "--job", "j"];
+    let typo = ["--move-to", "soft", "--", "/nowhere/at/all"];
+    assert!(!place.output(&[&run[..], &typo].concat()).status.success());
+    let mut first = Job::start(steps(&place, &["--gpu", "soft"]));
+    first.read_to(10);
+    let trying = place.kedge(&["migrate", "j", "--to", NOWHERE, "--keep-trying"]).spawn();
+    let mut trying = trying.expect("kedge");
+    let mut said = BufReader::new(trying.stderr.take().expect("a pipe")).lines();
+    let line = said.next().expect("a line").expect("text");
+    assert!(line.contains("tried again in 5 s"), "{line}");
+    assert!(!place.log().contains("has moved"), "for one that has not begun: {}", place.log());
+    first.kill();
+    let mut second = Job::start(steps(&place, &["--gpu", "soft"]));
+    second.read_to(10);
+    let line = said.next().expect("a line").expect("text");
+    assert!(line.contains("has ended"), "{line}");
+    assert!(!trying.wait().expect("kedge").success());
+    second.read_to(second.step + 20);
+    second.kill();
+    place.nothing_runs();
+}
+
 /// Nothing of the job is touched meanwhile, and who waits ends with the job.
 #[test]
 fn devices_that_are_not_there_are_waited_for() {

@@ -58,7 +58,7 @@ pub use keeper::{HeldImage, release};
 use left::Marks;
 use management::Management;
 use missed::Missed;
-pub use mover::MoveTo;
+pub use mover::{MoveTo, Supervisor};
 pub use owner::{other_owner, start_as};
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};

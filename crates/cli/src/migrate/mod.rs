@@ -7,10 +7,11 @@ use crate::output;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_supervisor::Supervisor;
 use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use std::time::Duration;
-use when::{Waiting, When};
+use when::{Mover, Waiting, When};
 
 const AFTER_HELP: &str = "\
 What the job has on its devices crosses to new ones while the program runs, in rounds: first all \
@@ -68,9 +69,9 @@ pub(crate) struct MigrateArgs {
     /// Where it cannot move, try again until it can
     #[arg(long)]
     keep_trying: bool,
-    /// The job is about to begin
-    #[arg(long, hide = true)]
-    begins: bool,
+    /// The job is about to begin, and this supervises it
+    #[arg(long, hide = true, value_name = "PID:START")]
+    begins: Option<Supervisor>,
     /// Have the program stand still for no longer than this, as far as that can be expected, or
     /// stay. Without it: as soon as what is left is expected to cross within 50 ms, or, if that
     /// does not come, for as long as it takes
@@ -97,9 +98,10 @@ pub(crate) struct MigrateArgs {
 
 pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
     let jobs = Jobs::open()?;
-    if args.begins {
-        when::wait_for_its_beginning(&jobs, &args.job);
-    }
+    let mover = match args.begins {
+        Some(by) => Mover::of_new(&jobs, &args.job, by),
+        None => Mover::of(&jobs, &args.job),
+    };
     let mut printed = Ok(());
     let mut print = |said: String| {
         // The move goes on without anybody who reads.
@@ -109,7 +111,11 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
     };
     let mut pause = AGAIN;
     loop {
-        when::wait(args.when, &jobs, &args.job, &args.to, |waiting| print(awaited(waiting, args)));
+        when::wait(args.when, &mover, &args.to, |waiting| print(awaited(waiting, args)));
+        if mover.is_over() {
+            // Whoever has its name by now is another one.
+            return Err(AskError::Ended(args.job.clone()).into());
+        }
         let moved = control::migrate(&jobs, &args.job, &order(args), |moving| {
             print(match args.json {
                 true => line(moving),

@@ -6,7 +6,8 @@ use crate::time::Time;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::usage::Usage;
 use kedge_probe::Room;
-use kedge_supervisor::jobs::{JobName, Jobs, State};
+use kedge_supervisor::Supervisor;
+use kedge_supervisor::jobs::{JobName, Jobs};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -74,15 +75,43 @@ pub(crate) enum Waiting {
     },
 }
 
-/// Returns when a move of `job` to `to` is to begin, or the job runs no more: the move itself says
-/// so then. `tell` hears what is waited for, once for each reason.
-pub(crate) fn wait(
-    when: When,
-    jobs: &Jobs,
-    job: &JobName,
-    to: &str,
-    mut tell: impl FnMut(&Waiting),
-) {
+/// The job that is to move, and none that gets its name later.
+pub(crate) struct Mover<'a> {
+    jobs: &'a Jobs,
+    job: &'a JobName,
+    /// `None` where no job of that name runs.
+    by: Option<Supervisor>,
+}
+
+impl<'a> Mover<'a> {
+    /// Of the job that runs now.
+    pub(crate) fn of(jobs: &'a Jobs, job: &'a JobName) -> Mover<'a> {
+        Mover { jobs, job, by: Supervisor::of(jobs, job) }
+    }
+
+    /// Of one that is about to begin: returns when it has, or will not.
+    pub(crate) fn of_new(jobs: &'a Jobs, job: &'a JobName, by: Supervisor) -> Mover<'a> {
+        let (begin, mover) = (Instant::now(), Mover { jobs, job, by: Some(by) });
+        while !mover.runs() && by.lives() && begin.elapsed() < BEGINNING {
+            std::thread::sleep(LOOK);
+        }
+        mover
+    }
+
+    /// Whether it is still that job.
+    pub(crate) fn runs(&self) -> bool {
+        self.by.is_some() && Supervisor::of(self.jobs, self.job) == self.by
+    }
+
+    /// Whether that job was there, and is no more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.by.is_some() && !self.runs()
+    }
+}
+
+/// Returns when a move of that job to `to` is to begin, or the job runs no more. `tell` hears what
+/// is waited for, once for each reason.
+pub(crate) fn wait(when: When, mover: &Mover<'_>, to: &str, mut tell: impl FnMut(&Waiting)) {
     let end = match when {
         When::Now => return,
         When::In(time) => Some(Instant::now() + time),
@@ -94,11 +123,11 @@ pub(crate) fn wait(
         When::Now | When::In(_) => "time",
     };
     let (mut idle, mut told, mut next) = (Idle::new(Instant::now()), None, Instant::now());
-    while runs(jobs, job) {
+    while mover.runs() {
         let (begins, why) = match when {
             When::Now => (true, None),
             When::In(_) => (end.is_none_or(|end| Instant::now() >= end), None),
-            When::Idle => (idle.looks(asked(jobs, job), Instant::now()), None),
+            When::Idle => (idle.looks(asked(mover.jobs, mover.job), Instant::now()), None),
             When::Free if Instant::now() < next => (false, told.clone().flatten()),
             When::Free => {
                 let tried = is_free(to);
@@ -113,19 +142,6 @@ pub(crate) fn wait(
             tell(&Waiting::Waits { what, why: why.clone() });
             told = Some(why);
         }
-        std::thread::sleep(LOOK);
-    }
-}
-
-/// Whether the job runs, or is about to: what `kedge run` starts may look for it first.
-fn runs(jobs: &Jobs, job: &JobName) -> bool {
-    jobs.find(job).is_some_and(|meta| meta.state == State::Running)
-}
-
-/// Returns when the job runs.
-pub(crate) fn wait_for_its_beginning(jobs: &Jobs, job: &JobName) {
-    let begin = Instant::now();
-    while !runs(jobs, job) && begin.elapsed() < BEGINNING {
         std::thread::sleep(LOOK);
     }
 }
