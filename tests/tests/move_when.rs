@@ -167,6 +167,11 @@ fn devices_that_are_not_there_are_waited_for() {
     let mut job = Job::start(steps(&place, &beside));
     job.read_to(10);
     let before = job.proxies();
+    wait_for("the log has no reason", || {
+        place.log().lines().any(|line| line.contains("migrate[") && line.contains(NOWHERE))
+    });
+    let never = place.output(&["migrate", "j", "--to", "soft:3", "--keep-trying"]);
+    assert!(failure(&never).contains("cannot move to soft:3"), "{}", stderr(&never));
     let mut waits = Waits::start(&place, &["--to", NOWHERE, "--when", "free"]);
     let first = waits.event();
     assert_eq!((&first["event"], &first["for"]), (&"waits".into(), &"free".into()), "{first}");

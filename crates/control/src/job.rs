@@ -228,7 +228,10 @@ pub enum Reply {
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
     Busy,
+    /// It can never be so.
     Refused,
+    /// The job has moved, and a process of it has lost its devices.
+    Lost,
     Failed,
     Version,
 }

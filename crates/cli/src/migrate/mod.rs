@@ -7,9 +7,12 @@ use crate::output;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
 use kedge_supervisor::Supervisor;
 use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};
+use std::io;
 use std::time::Duration;
 use when::{Mover, Waiting, When};
 
@@ -33,7 +36,8 @@ still for as long as what has changed needs; with it, the job stays where it is,
 --when says when that begins: at a time (+10m); idle, when the job has asked nothing of its devices \
 for a second; free, when nobody else has memory of the devices that it is to go to to speak of. \
 Until then nothing has begun, and Ctrl-C ends the wait. With --keep-trying a move that cannot be \
-is tried again, at first after 5 s, later less often, until the job has moved or ended.
+is tried again, at first after 5 s, later less often, until the job has moved or ended, \
+or can never move there.
 
 With --json, a line for each event: waits (for, why), round (process, round, bytes, seconds), pause (process, \
 bytes, seconds, why: fits, no-less, rounds or anew), stays (process, bytes, seconds) and done \
@@ -98,40 +102,93 @@ pub(crate) struct MigrateArgs {
 
 pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
     let jobs = Jobs::open()?;
+    if let (When::Free, Err(bad)) = (args.when, args.to.parse::<GpuSpec>()) {
+        // Such devices are never free.
+        return Err(Failure::new(format!("--to {}: {bad}", args.to)));
+    }
     let mover = match args.begins {
         Some(by) => Mover::of_new(&jobs, &args.job, by),
         None => Mover::of(&jobs, &args.job),
     };
-    let mut printed = Ok(());
-    let mut print = |said: String| {
-        // The move goes on without anybody who reads.
-        if printed.is_ok() {
-            printed = output::print(&said);
-        }
-    };
-    let mut pause = AGAIN;
+    // Who starts with the job has no terminal.
+    let log = args.begins.filter(|_| mover.runs()).and_then(|_| {
+        let who = format!("kedge migrate[{}]", std::process::id());
+        JobLog::open(&jobs.log_path(&args.job), who).ok()
+    });
+    let mut voice = Voice { args, log, noted: String::new(), printed: Ok(()) };
+    let (mut when, mut pause) = (args.when, AGAIN);
     loop {
-        when::wait(args.when, &mover, &args.to, |waiting| print(awaited(waiting, args)));
+        when::wait(when, &mover, &args.to, |waiting| voice.waits(waiting));
+        if let When::In(_) = when {
+            // That time comes once.
+            when = When::Now;
+        }
         if mover.is_over() {
             // Whoever has its name by now is another one.
             return Err(AskError::Ended(args.job.clone()).into());
         }
-        let moved = control::migrate(&jobs, &args.job, &order(args), |moving| {
-            print(match args.json {
-                true => line(moving),
-                false => told(moving, args),
-            });
-        });
+        let moved = control::migrate(&jobs, &args.job, &order(args), |moving| voice.moves(moving));
         match moved {
-            Ok(()) => return Ok(printed?),
+            Ok(()) => return Ok(voice.printed?),
             Err(AskError::Failed(why)) if args.keep_trying => {
-                let seconds = pause.as_secs();
-                output::complain(&format!("{}: {why}; tried again in {seconds} s", args.job));
+                voice.fails(&why, pause);
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(AGAIN_MOST);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                voice.note(&format!("--move-to {}: not tried again: {error}", args.to));
+                return Err(error.into());
+            }
         }
+    }
+}
+
+/// Tells what becomes of a move.
+struct Voice<'a> {
+    args: &'a MigrateArgs,
+    /// Of the job, for what nobody else reads.
+    log: Option<JobLog>,
+    /// What it was told last.
+    noted: String,
+    printed: io::Result<()>,
+}
+
+impl Voice<'_> {
+    fn print(&mut self, said: &str) {
+        // The move goes on without anybody who reads.
+        if self.printed.is_ok() {
+            self.printed = output::print(said);
+        }
+    }
+
+    /// Notes it in the job's log, unless it was the last that was noted.
+    fn note(&mut self, said: &str) {
+        if let Some(log) = self.log.as_ref().filter(|_| self.noted != said) {
+            log.note(said);
+            self.noted = said.to_owned();
+        }
+    }
+
+    fn waits(&mut self, waiting: &Waiting) {
+        let said = awaited(waiting, self.args);
+        self.note(&format!("--move-to {}: {}", self.args.to, said.trim_end()));
+        self.print(&said);
+    }
+
+    fn moves(&mut self, moving: &Moving) {
+        let said = match self.args.json {
+            true => line(moving),
+            false => told(moving, self.args),
+        };
+        self.print(&said);
+    }
+
+    /// It is tried again after `pause`.
+    fn fails(&mut self, why: &str, pause: Duration) {
+        let (job, to, seconds) = (&self.args.job, &self.args.to, pause.as_secs());
+        output::complain(&format!("{job}: {why}; tried again in {seconds} s"));
+        let said = format!("--move-to {to}: tried again, as {why}");
+        self.note(&said);
     }
 }
 

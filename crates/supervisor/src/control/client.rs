@@ -42,6 +42,9 @@ pub enum AskError {
     /// In the job's own words.
     #[error("{0}")]
     Failed(String),
+    /// The same, and to ask again brings nothing better.
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// Checkpoints the running job `name`, and tells how far that is.
@@ -147,8 +150,18 @@ pub fn migrate(
                     return Ok(());
                 }
             }
-            Reply::Failed { message, .. } => return Err(AskError::Failed(message)),
+            Reply::Failed { kind, message } => return Err(refused(kind, message)),
             _ => return Err(silent(io::Error::from(io::ErrorKind::InvalidData))),
+        }
+    }
+}
+
+/// Why a move has not been.
+fn refused(kind: FailureKind, message: String) -> AskError {
+    match kind {
+        FailureKind::Busy | FailureKind::Failed => AskError::Failed(message),
+        FailureKind::Refused | FailureKind::Lost | FailureKind::Version => {
+            AskError::Refused(message)
         }
     }
 }

@@ -120,6 +120,7 @@ fn failure(error: &CheckpointError) -> Reply {
     let kind = match error {
         CheckpointError::Busy => FailureKind::Busy,
         CheckpointError::NoFolder(_) => FailureKind::Refused,
+        CheckpointError::Move(error) => error.kind(),
         _ => FailureKind::Failed,
     };
     // Bounded, as the message is.

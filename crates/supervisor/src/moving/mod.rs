@@ -11,7 +11,7 @@ use crate::jobs;
 use crate::proxies::Proxy;
 use crate::quiesce::QuiesceError;
 use kedge_control::gpu::{BadGpuSpec, GpuSpec};
-use kedge_control::job::{Migrate, Moving};
+use kedge_control::job::{FailureKind, Migrate, Moving};
 use kedge_control::proxy::ControlError;
 use owner::Owner;
 use std::io;
@@ -71,6 +71,19 @@ pub(crate) enum MoveError {
          brings it back from its last image"
     )]
     Lost { pid: u32, source: ControlError },
+}
+
+impl MoveError {
+    /// What a script is told of it.
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            MoveError::Target { .. } | MoveError::NoDevices | MoveError::Unsupported { .. } => {
+                FailureKind::Refused
+            }
+            MoveError::Lost { .. } => FailureKind::Lost,
+            _ => FailureKind::Failed,
+        }
+    }
 }
 
 impl Checkpointer {
@@ -200,6 +213,11 @@ mod tests {
         assert_eq!(placed("there", "soft").unwrap(), "soft");
         assert_eq!(placed("there", "elsewhere").unwrap(), "elsewhere:7531");
         assert!(placed("there", "a/0,soft").is_err());
+        let never = place(&"soft:2".parse().unwrap(), "soft:3".parse().unwrap()).unwrap_err();
+        assert_eq!(never.kind(), FailureKind::Refused);
+        assert_eq!(MoveError::NoClients.kind(), FailureKind::Failed);
+        let source = ControlError::Nonsense;
+        assert_eq!(MoveError::Lost { pid: 1, source }.kind(), FailureKind::Lost);
         for (from, to) in [
             ("soft:2", "soft:3"),
             ("local:0", "local:0,1"),
