@@ -118,6 +118,8 @@ pub(crate) struct Record {
     first: u64,
     entries: BTreeMap<u64, Entry>,
     subjects: BTreeMap<Subject, Vec<u64>>,
+    /// Entries that are graphs.
+    graphs: BTreeSet<u64>,
 }
 
 /// More than will ever be put before all else.
@@ -125,8 +127,8 @@ const FIRST: u64 = 1 << 32;
 
 impl Default for Record {
     fn default() -> Record {
-        let (entries, subjects) = Default::default();
-        Record { next: FIRST, first: FIRST, entries, subjects }
+        let (entries, subjects, graphs) = Default::default();
+        Record { next: FIRST, first: FIRST, entries, subjects, graphs }
     }
 }
 
@@ -173,7 +175,8 @@ impl Record {
             Post::KernelAttribute { kernel, attribute, .. } => {
                 let KernelRef { module, index } = kernel;
                 let owner = self.owner_of(Subject::Module(module));
-                self.replace(Subject::Attribute(module, index, attribute), owner, post);
+                let message = Message::Post { post };
+                self.replace(Subject::Attribute(module, index, attribute), owner, message);
             }
             // No capture is taken while files are shown in the arena (`Sharing::check_private`).
             Post::Disown { .. } => {}
@@ -210,8 +213,8 @@ impl Record {
             Call::EventOpen { event, ctx, .. } => (Subject::Event(*event), Some(*ctx)),
             Call::HandleMap { addr, .. } => (Subject::Mapping(*addr), None),
             Call::HandleAccess { addr, device, .. } => {
-                self.forget(Subject::Access(*addr, *device));
-                (Subject::Access(*addr, *device), None)
+                let subject = Subject::Access(*addr, *device);
+                return self.replace(subject, None, Message::Call { call });
             }
             Call::Share { addr, .. } => (Subject::Shared(*addr), None),
             Call::Alias { alias, .. } => (Subject::Alias(*alias), None),
@@ -304,13 +307,39 @@ impl Record {
         self.add(subject, owner, What::Message(Message::Post { post }, 0));
     }
 
-    fn replace(&mut self, subject: Subject, owner: Option<CtxId>, post: Post) {
-        self.forget(subject);
-        self.add_post(subject, owner, post);
+    /// A value in the place of the one before. One that graphs were made under stays before them:
+    /// they are made again where it holds, as a node may need it.
+    fn replace(&mut self, subject: Subject, owner: Option<CtxId>, message: Message) {
+        let mut numbers = self.subjects.remove(&subject).unwrap_or_default();
+        let is_new = !numbers.last().is_some_and(|last| self.says(*last, &message));
+        if is_new {
+            let ends: Vec<u64> = numbers.iter().skip(1).copied().chain([self.next + 1]).collect();
+            let mut ends = ends.into_iter();
+            numbers.retain(|number| {
+                let end = ends.next().unwrap_or(*number);
+                let stays = self.graphs.range(*number..end).next().is_some();
+                if !stays {
+                    self.entries.remove(number);
+                }
+                stays
+            });
+        }
+        self.subjects.insert(subject, numbers);
+        if is_new {
+            self.add(subject, owner, What::Message(message, 0));
+        }
+    }
+
+    fn says(&self, number: u64, message: &Message) -> bool {
+        let entry = self.entries.get(&number);
+        entry.is_some_and(|entry| matches!(&entry.what, What::Message(told, _) if told == message))
     }
 
     fn add(&mut self, subject: Subject, owner: Option<CtxId>, what: What) {
         self.next += 1;
+        if matches!(what, What::Graph(_)) {
+            self.graphs.insert(self.next);
+        }
         self.entries.insert(self.next, Entry { owner, what });
         self.subjects.entry(subject).or_default().push(self.next);
     }
@@ -326,6 +355,7 @@ impl Record {
     fn forget(&mut self, subject: Subject) {
         for number in self.subjects.remove(&subject).unwrap_or_default() {
             self.entries.remove(&number);
+            self.graphs.remove(&number);
         }
     }
 
@@ -346,6 +376,7 @@ impl Record {
     fn forget_context(&mut self, ctx: CtxId) {
         self.entries.retain(|_, entry| entry.owner != Some(ctx));
         let entries = &self.entries;
+        self.graphs.retain(|number| entries.contains_key(number));
         self.subjects.retain(|_, numbers| {
             numbers.retain(|number| entries.contains_key(number));
             !numbers.is_empty()

@@ -66,6 +66,55 @@ fn what_comes_and_goes_leaves_nothing() {
     assert_eq!(record.subjects.len(), 1);
 }
 
+fn attribute(value: i32) -> Post {
+    let kernel = KernelRef { module: ModuleId(1), index: 0 };
+    Post::KernelAttribute { kernel, attribute: 8, value }
+}
+
+fn graph(record: &mut Record, exec: u32) {
+    let exec = GraphExecId(exec);
+    record.post(Post::GraphExecBegin { exec, ctx: CTX });
+    record.post(Post::GraphExecReady { exec, priorities: false });
+}
+
+/// The values of an attribute in the record's order, and graphs.
+fn values(record: &Record) -> Vec<String> {
+    let told = record.steps().into_iter().filter_map(|step| match step {
+        Step::Message { message: Message::Post { post }, .. } => Some(post),
+        _ => None,
+    });
+    let told = told.filter_map(|post| match post {
+        Post::KernelAttribute { value, .. } => Some(value.to_string()),
+        Post::GraphExecReady { .. } => Some("graph".to_owned()),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn graphs_are_made_again_under_the_attributes_that_they_were_made_under() {
+    let mut record = Record::default();
+    record.post(attribute(70_000));
+    graph(&mut record, 1);
+    // Frameworks set it again before each launch.
+    record.post(attribute(70_000));
+    assert_eq!(values(&record), ["70000", "graph"]);
+    for value in [0, 5, 0] {
+        record.post(attribute(value));
+    }
+    assert_eq!(values(&record), ["70000", "graph", "0"]);
+    graph(&mut record, 2);
+    record.post(attribute(90_000));
+    assert_eq!(values(&record), ["70000", "graph", "0", "graph", "90000"]);
+    // Nothing stays for graphs that are gone.
+    record.post(Post::GraphExecDestroy { exec: GraphExecId(1) });
+    record.post(attribute(1));
+    assert_eq!(values(&record), ["0", "graph", "1"]);
+    record.post(Post::GraphExecDestroy { exec: GraphExecId(2) });
+    record.post(attribute(2));
+    assert_eq!(values(&record), ["2"]);
+}
+
 #[test]
 fn a_context_takes_its_own_with_it() {
     let mut record = Record::default();
