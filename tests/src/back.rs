@@ -161,8 +161,17 @@ impl Place {
         send("KILL", &proxies.chain(self.clients(job)).collect::<Vec<_>>());
     }
 
-    /// After `kill` the job goes back, and on for a while.
+    /// After `kill` the job goes back, and on for a while. It has taken steps by then that its
+    /// image has not: else nothing would show that it has gone back.
     pub fn goes_back(&self, job: &mut Job, kill: impl FnOnce(&mut Job)) {
+        job.catch_up();
+        job.read_to(job.step + 2);
+        self.goes_back_from_here(job, kill);
+    }
+
+    /// As [`Place::goes_back`], without a look at where the job is: `kill` comes at a time of its
+    /// own.
+    pub fn goes_back_from_here(&self, job: &mut Job, kill: impl FnOnce(&mut Job)) {
         let times = job.back.len() + 1;
         kill(job);
         while job.back.len() < times {
@@ -234,6 +243,20 @@ impl Job {
         while self.step < until {
             let line = self.line().unwrap_or_else(|| self.fail("it ended early"));
             self.take(&line);
+        }
+    }
+
+    /// Reads what it has printed until now.
+    pub fn catch_up(&mut self) {
+        let left = |lines: &BufReader<ChildStdout>| {
+            let in_pipe = rustix::io::ioctl_fionread(lines.get_ref()).expect("a pipe");
+            !lines.buffer().is_empty() || in_pipe > 0
+        };
+        while left(&self.lines) {
+            match self.line() {
+                Some(line) => self.take(&line),
+                None => return,
+            }
         }
     }
 

@@ -261,7 +261,7 @@ fn a_proxy_killed_while_it_hands_over_leaves_what_was_held_or_its_files() {
     for _ in 0..6 {
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random::number(90))));
-        place.goes_back(&mut job, Job::kill_the_proxy);
+        place.goes_back_from_here(&mut job, Job::kill_the_proxy);
         asked.wait().expect("kedge checkpoint ends");
         only_the_supervisor_holds(&place, &job);
     }
