@@ -1,4 +1,4 @@
-//! Numbers that differ from run to run: moments and names.
+//! Numbers that differ from run to run, moments and names; and those of a seed, which come again.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,4 +17,32 @@ pub fn fraction() -> f64 {
 /// Returns a whole number below `below`.
 pub fn number(below: u32) -> u32 {
     (fraction() * f64::from(below)) as u32
+}
+
+/// Numbers of a seed (xorshift).
+#[derive(Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Dice {
+        assert_ne!(seed, 0, "all numbers of the seed 0 are 0");
+        Dice(seed)
+    }
+
+    /// Of the seed that an environment variable gives, else of any; standard error says which.
+    pub fn of_environment(variable: &str) -> Dice {
+        let seed = match std::env::var(variable) {
+            Ok(seed) => seed.parse().expect("a number"),
+            Err(_) => u64::from(number(u32::MAX)) + 1,
+        };
+        eprintln!("{variable}={seed}");
+        Dice::new(seed)
+    }
+
+    pub fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % most
+    }
 }

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::cached::Cached;
-use kedge_tests::random;
+use kedge_tests::random::Dice;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -15,24 +15,13 @@ const NAMES: [&str; 8] = ["a", "b", "c", "d", "x/a", "x/b", "y/a", "y/b"];
 /// No file becomes longer.
 const LONGEST: u64 = 1 << 20;
 
-struct Dice(u64);
+fn name(dice: &mut Dice) -> &'static str {
+    NAMES[dice.below(NAMES.len() as u64) as usize]
+}
 
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % most
-    }
-
-    fn name(&mut self) -> &'static str {
-        NAMES[self.below(NAMES.len() as u64) as usize]
-    }
-
-    fn bytes(&mut self, length: u64) -> Vec<u8> {
-        let first = self.below(251);
-        (0..length).map(|at| ((first + at) % 251) as u8).collect()
-    }
+fn bytes(dice: &mut Dice, length: u64) -> Vec<u8> {
+    let first = dice.below(251);
+    (0..length).map(|at| ((first + at) % 251) as u8).collect()
 }
 
 /// The same file, open in the cached folder and in the plain one.
@@ -72,7 +61,7 @@ impl Twins<'_> {
     }
 
     fn open(&mut self) {
-        let (name, how) = (self.dice.name(), self.dice.below(5));
+        let (name, how) = (name(&mut self.dice), self.dice.below(5));
         let mut options = OpenOptions::new();
         match how {
             0 => options.read(true),
@@ -103,7 +92,7 @@ impl Twins<'_> {
         let offset = self.dice.below(LONGEST);
         let longest = if self.dice.below(4) == 0 { 300_000 } else { 5000 };
         let length = self.dice.below(longest) + 1;
-        let bytes = self.dice.bytes(length);
+        let bytes = bytes(&mut self.dice, length);
         let pair = &mut self.open[index];
         match kind {
             0..4 if pair.writes => {
@@ -134,7 +123,7 @@ impl Twins<'_> {
     }
 
     fn step(&mut self) {
-        let (one, two) = (self.dice.name(), self.dice.name());
+        let (one, two) = (name(&mut self.dice), name(&mut self.dice));
         match self.dice.below(40) {
             0..4 => self.open(),
             4 => self.both("unlink", |dir| fs::remove_file(dir.join(one))),
@@ -187,17 +176,13 @@ fn steps() -> u64 {
 /// Runs the steps; every so many, `pause` is called with all files closed.
 fn run(name: &str, options: &[&str], every: u64, pause: impl Fn(&Cached)) {
     let Some(cached) = Cached::start(name, options) else { return };
-    let seed = std::env::var("KEDGE_CACHE_SEED").map_or_else(
-        |_| u64::from(random::number(u32::MAX)) + 1,
-        |seed| seed.parse().expect("a number"),
-    );
-    eprintln!("KEDGE_CACHE_SEED={seed}");
+    let dice = Dice::of_environment("KEDGE_CACHE_SEED");
     let plain = cached.world.0.join("plain");
     for dir in [&plain, &cached.under] {
         fs::create_dir_all(dir.join("x")).expect("a folder");
         fs::create_dir_all(dir.join("y")).expect("a folder");
     }
-    let mut twins = Twins { cached: &cached, plain, open: Vec::new(), dice: Dice(seed) };
+    let mut twins = Twins { cached: &cached, plain, open: Vec::new(), dice };
     for step in 1..=steps() {
         twins.step();
         if step % every == 0 {

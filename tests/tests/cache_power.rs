@@ -7,7 +7,7 @@
 use kedge_left_out::left_out;
 use kedge_tests::cached::Cached;
 use kedge_tests::disk::Disks;
-use kedge_tests::random;
+use kedge_tests::random::Dice;
 use kedge_tests::world::stderr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -27,17 +27,6 @@ const LONGEST: u64 = 256 << 10;
 const WRITERS: u64 = 3;
 /// So many of the last operations are told where something is lost.
 const SHOWN: usize = 24;
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % most
-    }
-}
 
 /// What a program has asked for of a file and fsync has not promised.
 #[derive(Debug, Clone)]
@@ -232,16 +221,12 @@ impl Node {
     fn new(name: &str, policy: &str) -> Option<Node> {
         let options = ["--tier", "ram:8M", "--tier", "nvme:local:16M", "--fsync", policy];
         let cached = Cached::new(name, &options)?;
-        let seed = std::env::var("KEDGE_CACHE_SEED").map_or_else(
-            |_| u64::from(random::number(u32::MAX)) + 1,
-            |seed| seed.parse().expect("a number"),
-        );
-        eprintln!("KEDGE_CACHE_SEED={seed}");
+        let dice = Dice::of_environment("KEDGE_CACHE_SEED");
         let empty = image(&cached.world.0).filter(|_| Path::new("/dev/loop-control").exists());
         if empty.is_none() {
             left_out("cuts of power", "they take mkfs.ext4 and loop devices");
         }
-        Some(Node { cached, empty: empty?, dice: Dice(seed), checked: 0 })
+        Some(Node { cached, empty: empty?, dice, checked: 0 })
     }
 
     fn local(&self) -> PathBuf {
@@ -283,7 +268,7 @@ impl Node {
             .map(|index| {
                 let (ledger, rests) = (ledger.clone(), rests.clone());
                 let (under, dice) =
-                    (self.cached.under.clone(), Dice(self.dice.below(u64::MAX >> 12) + 1));
+                    (self.cached.under.clone(), Dice::new(self.dice.below(u64::MAX >> 12) + 1));
                 let writer = Writer { under, index, ledger, dice, rests, now: Vec::new() };
                 thread::spawn(move || writer.run())
             })
