@@ -30,21 +30,12 @@ static void is_own(const void *memory, int byte)
     for (char one : got) REQUIRE(one == byte);
 }
 
-static CUmemAllocationProp properties()
-{
-    CUmemAllocationProp prop = {};
-    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    return prop;
-}
-
 static CUdeviceptr map(CUmemGenericAllocationHandle handle, size_t size)
 {
     CUdeviceptr address;
     DRIVER(cuMemAddressReserve(&address, size, 0, 0, 0));
     DRIVER(cuMemMap(address, size, 0, handle, 0));
-    CUmemAccessDesc access = {properties().location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {shareable_memory().location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     DRIVER(cuMemSetAccess(address, size, &access, 1));
     return address;
 }
@@ -65,7 +56,7 @@ static void are(CUdeviceptr address, unsigned value)
 
 static void give(int socket, unsigned number)
 {
-    CUmemAllocationProp prop = properties();
+    CUmemAllocationProp prop = shareable_memory();
     size_t size;
     DRIVER(cuMemGetAllocationGranularity(&size, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     CUmemGenericAllocationHandle handle;

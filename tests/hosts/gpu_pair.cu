@@ -37,27 +37,18 @@ struct Travels {
     int fd;
 };
 
-static CUmemAllocationProp properties()
-{
-    CUmemAllocationProp prop = {};
-    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    return prop;
-}
-
 static void map(Travels &travels)
 {
     DRIVER(cuMemAddressReserve(&travels.address, travels.size, 0, 0, 0));
     DRIVER(cuMemMap(travels.address, travels.size, 0, travels.handle, 0));
-    CUmemAccessDesc access = {properties().location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {shareable_memory().location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     DRIVER(cuMemSetAccess(travels.address, travels.size, &access, 1));
 }
 
 static Travels make(int socket)
 {
     Travels made = {};
-    CUmemAllocationProp prop = properties();
+    CUmemAllocationProp prop = shareable_memory();
     DRIVER(cuMemGetAllocationGranularity(&made.size, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     DRIVER(cuMemCreate(&made.handle, made.size, &prop, 0));
     map(made);
@@ -70,7 +61,7 @@ static Travels open(int fd)
 {
     Travels opened = {};
     opened.fd = fd;
-    CUmemAllocationProp prop = properties();
+    CUmemAllocationProp prop = shareable_memory();
     DRIVER(cuMemGetAllocationGranularity(&opened.size, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     DRIVER(cuMemImportFromShareableHandle(&opened.handle, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     map(opened);

@@ -62,20 +62,11 @@ static void unmap(const Mapped &mapped)
     DRIVER(cuMemRelease(mapped.handle));
 }
 
-static CUmemAllocationProp properties()
-{
-    CUmemAllocationProp prop = {};
-    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    return prop;
-}
-
 // Physical memory travels as a descriptor; what one process writes, the other reads, and back. It
 // outlives the handle and the mappings of the process that made it.
 static void descriptors_here(int socket)
 {
-    CUmemAllocationProp prop = properties();
+    CUmemAllocationProp prop = shareable_memory();
     size_t chunk;
     DRIVER(cuMemGetAllocationGranularity(&chunk, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     CUmemGenericAllocationHandle handle, kept;
@@ -120,7 +111,7 @@ static void descriptors_there(int socket)
     CUmemAllocationProp prop;
     DRIVER(cuMemGetAllocationPropertiesFromHandle(&prop, handle));
     REQUIRE(prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.location.id == 0);
-    Mapped mapped = map(handle, size, properties().location);
+    Mapped mapped = map(handle, size, shareable_memory().location);
     all_are((int *)mapped.address, N, 11);
     add<<<1, 256>>>((int *)mapped.address, N, 7, 0);
     CUDA(cudaDeviceSynchronize());

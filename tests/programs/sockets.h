@@ -3,6 +3,7 @@
 #pragma once
 #include "check.h"
 #include <cstring>
+#include <cuda.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -42,4 +43,14 @@ inline int receive_descriptor(int socket)
     int fd;
     memcpy(&fd, CMSG_DATA(header), sizeof fd);
     return fd;
+}
+
+// Device memory that can be sent so.
+inline CUmemAllocationProp shareable_memory()
+{
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    return prop;
 }
