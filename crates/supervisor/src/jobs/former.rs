@@ -6,6 +6,8 @@ use std::io;
 use std::path::Path;
 
 const ASIDE: &str = "former";
+/// How the name of a file ends until it is whole.
+pub(super) const UNFINISHED: &str = ".json.new";
 const META: &str = "meta.json";
 const OTHERS: [&str; 4] = ["log", "last.json", "images.json", "checkpoints.json"];
 
@@ -48,6 +50,15 @@ pub(super) fn clear(dir: &Path) {
     }
 }
 
+/// Removes the files that a supervisor was writing when it was killed; `dir` is locked.
+pub(super) fn clear_unfinished(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().ends_with(UNFINISHED) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// The job that came after it has come to be.
 pub(super) fn forget(dir: &Path) {
     let _ = fs::remove_dir_all(dir.join(ASIDE));
@@ -57,5 +68,25 @@ fn absent(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_being_written_goes_and_nothing_else() {
+        let dir = std::env::temp_dir().join(format!("kedge-unfinished-{}", std::process::id()));
+        fs::create_dir(&dir).expect("a folder");
+        for name in ["checkpoints.json.new", "meta.json.new", "meta.json", "log", "log.new"] {
+            fs::write(dir.join(name), "{").expect("a file");
+        }
+        clear_unfinished(&dir);
+        let names = fs::read_dir(&dir).expect("the folder").flatten();
+        let mut left: Vec<_> = names.map(|entry| entry.file_name()).collect();
+        left.sort();
+        fs::remove_dir_all(&dir).expect("its end");
+        assert_eq!(left, ["log", "log.new", "meta.json"]);
     }
 }
