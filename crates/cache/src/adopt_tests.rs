@@ -76,6 +76,27 @@ fn a_renamed_file_is_found_and_a_replaced_one_is_kept() {
 }
 
 #[test]
+fn a_file_that_is_first_written_after_its_last_name_is_gone_leaves_nothing() {
+    let scratch = Scratch::new("unnamed");
+    let disk = ("disk", Medium::Nvme);
+    for (tier, name, fsync) in [(RAM[0], "a", Fsync::Memory), (disk, "b", Fsync::Nvme)] {
+        let engine = scratch.engine(&[tier], fsync);
+        let handle = open_file(&engine, &scratch.below(name));
+        fs::remove_file(scratch.below(name)).expect("removed");
+        let folder = Arc::new(engine.below.root.try_clone().expect("open"));
+        engine.name_is_gone(handle.file.key, &folder);
+        write(&engine, &handle, 0, b"a file for a while");
+        engine.fsync(&handle).expect("as the policy says");
+        write(&engine, &handle, 8192, b"as long as it is open");
+        // As a daemon that is killed leaves it.
+        drop((handle, engine));
+        let engine = scratch.engine(&[tier], fsync);
+        assert_eq!(lock(&engine.files).by_number.len() + engine.unclaimed.len(), 0);
+        assert!(drain(&engine).stuck.is_empty(), "each recovery would fail");
+    }
+}
+
+#[test]
 fn a_shadow_that_lacks_bytes_is_told_and_not_drained() {
     let scratch = Scratch::new("lacks");
     let engine = scratch.engine(&RAM, Fsync::Memory);

@@ -241,8 +241,23 @@ impl Engine {
         }
         let shadow = Arc::new(self.tiers[tier].shadow(file.number)?);
         self.note(tier, &Record::File(file.number, identity(file, state)))?;
+        // A daemon that is killed leaves nothing of a file that no name leads to.
+        if let Some(end) = self.end_of_name(file, state, tier) {
+            self.note(tier, &end)?;
+        }
         state.shadows[tier] = Some(shadow.clone());
         Ok(shadow)
+    }
+
+    /// Returns what a tier's journal is to say of a file that no name leads to; `None` where one
+    /// does.
+    fn end_of_name(&self, file: &CachedFile, state: &State, tier: TierIndex) -> Option<Record> {
+        // After a power cut, the name may be there again, and a local disk has promised its bytes.
+        let may_return = self.tiers[tier].is_durable() && state.gone_from.is_some();
+        state.orphan.then_some(match may_return {
+            true => Record::Gone(file.number),
+            false => Record::Drop(file.number),
+        })
     }
 
     /// Returns the number of the last record of all journals.
@@ -357,15 +372,12 @@ impl Engine {
                 if state.shadows[index].is_none() {
                     continue;
                 }
-                if state.orphan && !(tier.is_durable() && state.gone_from.is_some()) {
-                    records.push((self.next_record(), Record::Drop(file.number)));
-                    continue;
+                let end = self.end_of_name(file, &state, index);
+                if !matches!(end, Some(Record::Drop(_))) {
+                    let parts = state.extents.needed_of(index);
+                    self.write_records(&mut records, file.number, &identity(file, &state), parts);
                 }
-                let parts = state.extents.needed_of(index);
-                self.write_records(&mut records, file.number, &identity(file, &state), parts);
-                if state.orphan {
-                    records.push((self.next_record(), Record::Gone(file.number)));
-                }
+                records.extend(end.map(|end| (self.next_record(), end)));
             }
             tier.rewrite(&records)?;
         }
