@@ -222,7 +222,8 @@ impl Engine {
     /// The names of files that could not be drained, and why.
     pub(crate) fn drain_all(self: &Arc<Engine>) -> Result<(), Vec<(String, io::Error)>> {
         let mut files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
-        files.sort_by_key(|file| file.lock().keeping == Keeping::Last);
+        // Once for each: a program may ask for another order meanwhile.
+        files.sort_by_cached_key(|file| file.lock().keeping == Keeping::Last);
         let mut failed = Vec::new();
         for file in files {
             if file.lock().extents.is_clean() {
