@@ -63,7 +63,7 @@ impl Engine {
                 }
                 let rests = state.barriers > 0;
                 drop(state);
-                !rests && !self.waits_for_others(file)
+                !rests && self.is_next_of_folder(file)
             });
             let drained = free.map(|file| self.drain_part(&file, 0, &mut buffer));
             if !matches!(drained, Some(Ok(Some(_)))) {
@@ -71,6 +71,17 @@ impl Engine {
                 busy.insert(number);
             }
         }
+    }
+
+    /// Returns whether no other file of its folder is to be below before this one.
+    fn is_next_of_folder(self: &Arc<Engine>, file: &CachedFile) -> bool {
+        let Some(before) = self.goes_before(file) else { return true };
+        if before.troubled.load(Ordering::Relaxed) {
+            // Nobody is to wait for room that this one may give: it is tried again with that one.
+            self.desk().order.failed(file.number, self.now() + RETRY);
+            self.serve_waiting();
+        }
+        false
     }
 
     /// Drains the first part of a file at or after `from`, and returns where it ends.
@@ -229,7 +240,13 @@ impl Engine {
             if file.lock().extents.is_clean() {
                 continue;
             }
-            if let Err(error) = self.drain_file(&file) {
+            let drained = match self.goes_before(&file) {
+                Some(_) => {
+                    Err(io::Error::other("others of its folder go first, and are not below"))
+                }
+                None => self.drain_file(&file),
+            };
+            if let Err(error) = drained {
                 failed.push((String::from_utf8_lossy(&file.lock().path).into_owned(), error));
             }
         }

@@ -7,6 +7,7 @@ use crate::tier::lock;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Tells how many bytes of a file are not below yet, as a decimal number.
 const UNDRAINED: &str = "kedge.cache.undrained";
@@ -40,22 +41,23 @@ impl Engine {
         Some(Ok(()))
     }
 
-    /// Returns whether a file is to be drained after others of its folder, which are not all below.
-    pub(crate) fn waits_for_others(&self, file: &CachedFile) -> bool {
+    /// Returns a file that is to be below before another one of its folder, and is not; one that
+    /// could not be drained, if there is such a one.
+    pub(crate) fn goes_before(&self, file: &CachedFile) -> Option<Arc<CachedFile>> {
         let state = file.lock();
         if state.keeping != Keeping::Last {
-            return false;
+            return None;
         }
         let folder = parent(&state.path).to_vec();
         drop(state);
         let files: Vec<Arc<CachedFile>> = lock(&self.files).by_number.values().cloned().collect();
-        files.iter().filter(|other| other.number != file.number).any(|other| {
+        let others = files.into_iter().filter(|other| {
             let state = other.lock();
             state.keeping != Keeping::Last
                 && !state.extents.is_clean()
-                && state.trouble.is_none()
                 && parent(&state.path) == folder
-        })
+        });
+        others.max_by_key(|other| other.troubled.load(Ordering::Relaxed))
     }
 }
 
@@ -69,8 +71,12 @@ mod tests {
     use super::*;
     use crate::engine::tests::{Scratch, open, write};
     use crate::faults::Faults;
+    use crate::file::Handle;
     use crate::spec::{Fsync, Medium};
-    use std::fs;
+    use crate::write::Write;
+    use std::sync::mpsc;
+    use std::time::Duration;
+    use std::{fs, thread};
 
     fn asked(engine: &Engine, key: Key) -> Vec<u8> {
         engine.asked(key, OsStr::new(UNDRAINED)).expect("it is no file's own")
@@ -111,8 +117,66 @@ mod tests {
         let [data, manifest, _] = &files;
         let last = engine.told(manifest.file.key, OsStr::new(KEEP), b"last");
         last.expect("no file's own").expect("it is open");
-        assert!(engine.waits_for_others(&manifest.file) && !engine.waits_for_others(&data.file));
+        let waits = |handle: &Handle| engine.goes_before(&handle.file).is_some();
+        assert!(waits(manifest) && !waits(data));
         engine.drain_file(&data.file).expect("drained");
-        assert!(!engine.waits_for_others(&manifest.file), "the other one is elsewhere");
+        assert!(!waits(manifest), "the other one is elsewhere");
+    }
+
+    /// An engine that fails as it is told, and an image's data and manifest in its tier.
+    fn image(scratch: &Scratch, faults: &str) -> (Arc<Engine>, [Arc<Handle>; 2]) {
+        fs::create_dir(scratch.below("image")).expect("a folder");
+        let mut engine = scratch.engine(&[("ram", Medium::Ram)], Fsync::Memory);
+        Arc::get_mut(&mut engine).expect("no one else has it").faults = Faults::parse(faults);
+        let files = [("image/data", "synced"), ("image/manifest", "last")];
+        let files = files.map(|(name, keeping)| {
+            let handle = open(&engine, &scratch.below(name));
+            write(&engine, &handle, 0, name.as_bytes());
+            let told = engine.told(handle.file.key, OsStr::new(KEEP), keeping.as_bytes());
+            told.expect("no file's own").expect("it is open");
+            handle
+        });
+        (engine, files)
+    }
+
+    #[test]
+    fn what_says_what_there_is_stays_where_another_cannot_be_drained() {
+        let scratch = Scratch::new("stays");
+        let flag = scratch.0.join("lost");
+        let (engine, [data, manifest]) = image(&scratch, &format!("lost={}", flag.display()));
+        let below = || fs::read(scratch.below("image/manifest")).expect("there");
+        // No disk has the data.
+        fs::write(&flag, "").expect("a file");
+        let failed = engine.drain_all().expect_err("a sync below failed");
+        let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!((names, below()), (vec!["image/data", "image/manifest"], vec![]));
+        let before = engine.goes_before(&manifest.file).expect("a drain thread would take it");
+        assert!(Arc::ptr_eq(&before, &data.file));
+        engine.drain_all().expect("drained");
+        assert_eq!(below(), b"image/manifest");
+    }
+
+    #[test]
+    fn what_waits_for_one_that_cannot_be_drained_promises_no_room() {
+        let scratch = Scratch::new("noroom");
+        let flag = scratch.0.join("eio");
+        fs::write(&flag, "").expect("a file");
+        let (engine, files) = image(&scratch, &format!("eio={}", flag.display()));
+        for handle in &files {
+            engine.let_go(&handle.file);
+        }
+        let other = open(&engine, &scratch.below("other"));
+        engine.desk().limits.set_limit(0, 0);
+        let (sender, result) = mpsc::channel();
+        let (handle, offset) = (other.clone(), 0);
+        let late = Write { handle, offset, length: 4, append: false, user: 0, writer: 1 };
+        engine.write(late, b"late", Box::new(move |written| sender.send(written).expect("a test")));
+        let own = engine.clone();
+        let drains = thread::spawn(move || own.drain_forever());
+        let written = result.recv_timeout(Duration::from_secs(30));
+        engine.desk().stopped = true;
+        drains.join().expect("it ends");
+        assert!(written.is_ok(), "it waits for room as long as the image is stuck");
+        assert_eq!(fs::read(scratch.below("image/manifest")).expect("there"), b"");
     }
 }
