@@ -15,6 +15,11 @@ const UNDRAINED: &str = "kedge.cache.undrained";
 /// a file that is not drained before all others in its folder.
 const KEEP: &str = "kedge.cache.keep";
 
+/// Returns whether an attribute of that name is a question to the cache, and no file's own.
+pub(crate) fn is_of_cache(name: &OsStr) -> bool {
+    name == UNDRAINED || name == KEEP
+}
+
 impl Engine {
     /// Answers a question for an attribute; `None` if it is the file's own.
     pub(crate) fn asked(&self, key: Key, name: &OsStr) -> Option<Vec<u8>> {
@@ -95,6 +100,8 @@ mod tests {
         assert!(tell(b"otherwise").is_err() && tell(b"synced").is_ok());
         assert!(engine.told(key, OsStr::new("user.own"), b"synced").is_none());
         assert!(engine.asked(key, OsStr::new("user.own")).is_none());
+        assert!([UNDRAINED, KEEP].iter().all(|name| is_of_cache(OsStr::new(name))));
+        assert!(!is_of_cache(OsStr::new("user.own")), "it would be looked up below");
         write(&engine, &handle, 0, b"bytes");
         assert_eq!(asked(&engine, key), b"5");
         fs::write(&flag, "").expect("a file");

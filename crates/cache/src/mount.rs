@@ -4,6 +4,7 @@ use crate::below;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::file::Handle;
+use crate::keep;
 use crate::names::{self, Changes, Folder, Rename};
 use crate::nodes::Nodes;
 use crate::open::Opening;
@@ -107,10 +108,12 @@ impl Mount {
         self.uncount(handle.user);
     }
 
-    /// Returns which file below a number of the kernel's stands for.
-    fn key(&self, ino: INodeNo) -> io::Result<crate::file::Key> {
-        let stat = below::stat(&self.nodes.get(ino.0)?.fd)?;
-        Ok((stat.st_dev, stat.st_ino))
+    /// Returns which file below the cache is asked of by an attribute; `None` if it is the file's
+    /// own, for which nothing is looked up here.
+    fn asked_of(&self, ino: INodeNo, name: &OsStr) -> Option<crate::file::Key> {
+        let node = keep::is_of_cache(name).then(|| self.nodes.get(ino.0))?;
+        let stat = below::stat(&node.ok()?.fd).ok()?;
+        Some((stat.st_dev, stat.st_ino))
     }
 
     /// Runs what may take long on another thread, so that others are answered meanwhile.
@@ -529,7 +532,7 @@ impl Filesystem for Mount {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        if let Ok(key) = self.key(ino)
+        if let Some(key) = self.asked_of(ino, name)
             && let Some(done) = self.engine.told(key, name, value)
         {
             return answer(reply, done);
@@ -544,7 +547,7 @@ impl Filesystem for Mount {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if let Ok(key) = self.key(ino)
+        if let Some(key) = self.asked_of(ino, name)
             && let Some(value) = self.engine.asked(key, name)
         {
             return answer_xattr(reply, size, Ok(value));
