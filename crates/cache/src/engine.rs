@@ -357,11 +357,25 @@ impl Engine {
         }
     }
 
+    /// Returns what a tier's journal is to say of what is no part of files any more: until the disk
+    /// below knows where these end, what was promised must not be lost.
+    fn uncut(&self, files: &[Arc<CachedFile>], tier: TierIndex) -> Vec<(u64, Record)> {
+        let mut records = Vec::new();
+        for file in files {
+            for (part, _) in file.lock().uncut.iter().filter(|(_, other)| *other == tier) {
+                let record = Record::Write(file.number, part.start, part.end - part.start);
+                records.push((self.next_record(), record));
+            }
+        }
+        records
+    }
+
     /// Writes all journals anew, from what is held. Nothing may change meanwhile.
     pub(crate) fn rewrite_journals(&self) -> io::Result<()> {
         let files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
-        for (index, tier) in self.tiers.iter().enumerate() {
-            let mut records = Vec::new();
+        // Numbers before those of what is newer, in whichever tier.
+        let uncut: Vec<_> = (0..self.tiers.len()).map(|tier| self.uncut(&files, tier)).collect();
+        for (index, (tier, mut records)) in self.tiers.iter().zip(uncut).enumerate() {
             for Unclaimed { held, .. } in &self.unclaimed {
                 let parts = held.parts.iter().filter(|(_, tier)| *tier == index);
                 let parts = parts.map(|(range, _)| range).collect();

@@ -96,7 +96,8 @@ impl Engine {
     /// what local disks have of the rest: newer bytes there must not be followed by those.
     ///
     /// # Errors
-    /// If the disk below cannot be told; local disks keep the rest then.
+    /// If the disk below cannot be told; local disks keep the rest then, as long as the file is
+    /// open or not all below.
     pub(crate) fn finish_cut(&self, file: &CachedFile, below: &File) -> io::Result<()> {
         if file.lock().uncut.is_empty() {
             return Ok(());
@@ -226,3 +227,7 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "size_tests.rs"]
+mod tests;
