@@ -37,6 +37,9 @@ impl Claims {
         let keys = keys.canonicalize()?;
         let note = [name.to_string().as_bytes(), b"\n", keys.as_os_str().as_bytes()].concat();
         let file = user.to_string();
+        if let Some(held) = self.read(&file)? {
+            return Ok(held == note);
+        }
         let new = format!(".new-{}", std::process::id());
         let forget = |file: &str| match unlinkat(&self.0, file, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -57,17 +60,22 @@ impl Claims {
                 rustix::fs::fsync(&self.0)?;
                 Ok(true)
             }
-            Err(Errno::EXIST) => Ok(self.read(&file)? == note),
+            Err(Errno::EXIST) => Ok(self.read(&file)? == Some(note)),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn read(&self, file: &str) -> io::Result<Vec<u8>> {
+    /// The note of that name, if there is one.
+    fn read(&self, file: &str) -> io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = openat(&self.0, file, flags, Mode::empty())?;
+        let fd = match openat(&self.0, file, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
         let mut note = Vec::new();
         File::from(fd).take(LONGEST).read_to_end(&mut note)?;
-        Ok(note)
+        Ok(Some(note))
     }
 }
 
@@ -76,6 +84,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::time::UNIX_EPOCH;
 
     #[test]
     fn a_user_is_one_folder_s_and_one_name_s() {
@@ -85,11 +94,15 @@ mod tests {
         let claims = Claims::open(&base.join("users")).unwrap();
         let [alice, bob] = ["alice", "bob"].map(|name| name.parse::<Name>().unwrap());
         assert!(claims.claim(7, &alice, &first).unwrap());
+        let users = File::open(base.join("users")).unwrap();
+        users.set_modified(UNIX_EPOCH).unwrap();
         assert!(claims.claim(7, &alice, &first).unwrap(), "again");
         assert!(claims.claim(7, &alice, &base.join("second/../first")).unwrap(), "the same");
         for (name, keys) in [(&bob, &first), (&alice, &second)] {
             assert!(!claims.claim(7, name, keys).unwrap(), "{name} {keys:?}");
         }
+        // Looking is enough for what is noted already.
+        assert_eq!(users.metadata().unwrap().modified().unwrap(), UNIX_EPOCH);
         assert!(claims.claim(8, &alice, &second).unwrap());
         assert_eq!(fs::read_dir(base.join("users")).unwrap().count(), 2);
         fs::set_permissions(base.join("users"), fs::Permissions::from_mode(0o777)).unwrap();
