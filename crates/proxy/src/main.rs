@@ -10,6 +10,7 @@ use kedge_proxy::remote::{self, far::FarError};
 use kedge_proxy::warm::{self, Adopted, WarmError};
 use kedge_proxy::{ServeError, end_orderly};
 use kedge_socket::{Channel, SocketError};
+use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
@@ -157,7 +158,8 @@ fn one_heap() {
 }
 
 fn fail(message: &str) -> ExitCode {
-    eprintln!("kedge-proxy: {message}");
+    // A far proxy's may be a socket that takes nothing more.
+    let _ = writeln!(std::io::stderr(), "kedge-proxy: {message}");
     ExitCode::from(2)
 }
 

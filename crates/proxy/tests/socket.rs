@@ -1,7 +1,7 @@
 //! The proxy's executable against a socket that speaks nonsense, and against a client that goes.
 
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -40,6 +40,16 @@ fn wait(mut child: Child, limit: Duration) -> ExitStatus {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_failure_that_nobody_hears_is_told_by_the_status() {
+    let (near, far) = UnixStream::pair().unwrap();
+    drop(near);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"));
+    command.arg("--nonsense").stderr(OwnedFd::from(far));
+    let status = wait(command.spawn().unwrap(), Duration::from_secs(30));
+    assert_eq!(status.code(), Some(2), "{status}");
 }
 
 #[test]
