@@ -11,30 +11,26 @@ use std::thread;
 /// How often a backend is asked that cannot tell just now.
 const TRIES: u32 = 1000;
 
-/// Arrays, which GPUs do not count: whose they are, and of which group of levels.
+/// Arrays, which GPUs do not count: whose they are, and the bytes of all levels that were made with
+/// them, which go with the last of those.
 #[derive(Debug, Default)]
 pub(crate) struct Arrays {
-    arrays: HashMap<ArrayId, (CtxId, u64)>,
-    /// What has been made together, by number: the levels that are left of it, and its bytes, which
-    /// go with the last of them.
-    groups: HashMap<u64, (usize, u64)>,
-    last: u64,
+    arrays: HashMap<ArrayId, (CtxId, Arc<u64>)>,
+    bytes: u64,
 }
 
 impl Arrays {
     fn add(&mut self, ctx: CtxId, levels: &[ArrayId], desc: &ArrayDesc) {
-        self.last += 1;
-        let bytes = bytes_of_levels(levels.len(), desc);
-        self.arrays.extend(levels.iter().map(|id| (*id, (ctx, self.last))));
-        self.groups.insert(self.last, (levels.len(), bytes));
+        let bytes = Arc::new(bytes_of_levels(levels.len(), desc));
+        self.bytes = self.bytes.saturating_add(*bytes);
+        self.arrays.extend(levels.iter().map(|id| (*id, (ctx, bytes.clone()))));
     }
 
     fn remove(&mut self, array: ArrayId) {
-        let Some((_, group)) = self.arrays.remove(&array) else { return };
-        if let Some((left, _)) = self.groups.get_mut(&group) {
-            *left = left.saturating_sub(1);
+        let Some((_, shared)) = self.arrays.remove(&array) else { return };
+        if let Some(bytes) = Arc::into_inner(shared) {
+            self.bytes = self.bytes.saturating_sub(bytes);
         }
-        self.groups.retain(|_, (left, _)| *left > 0);
     }
 
     fn forget(&mut self, ctx: CtxId) {
@@ -44,7 +40,7 @@ impl Arrays {
     }
 
     fn bytes(&self) -> u64 {
-        self.groups.values().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+        self.bytes
     }
 }
 
@@ -223,6 +219,7 @@ mod tests {
     use kedge_control::peer::Shared;
     use kedge_control::sharing::What;
     use kedge_remote::Terms;
+    use std::sync::Weak;
 
     fn desc(width: u64, height: u64, format: u32, channels: u32) -> ArrayDesc {
         ArrayDesc { device: 0, width, height, depth: 0, format, channels, flags: 0 }
@@ -251,6 +248,9 @@ mod tests {
         arrays.add(CtxId(2), &[ArrayId(3)], &desc(5, 0, 1, 1));
         arrays.add(CtxId(2), &[ArrayId(4), ArrayId(5)], &desc(2, 0, 1, 1));
         assert_eq!(arrays.bytes(), 64 + 16 + 5 + 2 + 1);
+        let shared = arrays.arrays.values().map(|(_, shared)| Arc::downgrade(shared));
+        let groups: Vec<Weak<u64>> = shared.collect();
+        let left = || groups.iter().filter(|group| group.strong_count() > 0).count();
         arrays.remove(ArrayId(1));
         arrays.remove(ArrayId(1));
         assert_eq!(arrays.bytes(), 64 + 16 + 5 + 2 + 1, "the driver frees no level alone");
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(arrays.bytes(), 5 + 2 + 1);
         arrays.remove(ArrayId(4));
         arrays.forget(CtxId(2));
-        assert_eq!((arrays.bytes(), arrays.groups.len(), arrays.arrays.len()), (0, 0, 0));
+        assert_eq!((arrays.bytes(), left(), arrays.arrays.len()), (0, 0, 0));
     }
 
     /// A client with 100 bytes in all, and its tenant's account.
