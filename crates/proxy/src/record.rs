@@ -310,24 +310,22 @@ impl Record {
     /// A value in the place of the one before. One that graphs were made under stays before them:
     /// they are made again where it holds, as a node may need it.
     fn replace(&mut self, subject: Subject, owner: Option<CtxId>, message: Message) {
-        let mut numbers = self.subjects.remove(&subject).unwrap_or_default();
-        let is_new = !numbers.last().is_some_and(|last| self.says(*last, &message));
-        if is_new {
-            let ends: Vec<u64> = numbers.iter().skip(1).copied().chain([self.next + 1]).collect();
-            let mut ends = ends.into_iter();
-            numbers.retain(|number| {
-                let end = ends.next().unwrap_or(*number);
-                let stays = self.graphs.range(*number..end).next().is_some();
-                if !stays {
-                    self.entries.remove(number);
-                }
-                stays
-            });
+        let old = self.subjects.get(&subject);
+        if old.and_then(|old| old.last()).is_some_and(|last| self.says(*last, &message)) {
+            return;
         }
-        self.subjects.insert(subject, numbers);
-        if is_new {
-            self.add(subject, owner, What::Message(message, 0));
+        let old = self.subjects.remove(&subject).unwrap_or_default();
+        let ends = old.iter().skip(1).copied().chain([self.next + 1]);
+        let mut kept = Vec::new();
+        for (number, end) in old.iter().copied().zip(ends) {
+            if self.graphs.range(number..end).next().is_some() {
+                kept.push(number);
+            } else {
+                self.entries.remove(&number);
+            }
         }
+        self.subjects.insert(subject, kept);
+        self.add(subject, owner, What::Message(message, 0));
     }
 
     fn says(&self, number: u64, message: &Message) -> bool {
