@@ -88,17 +88,15 @@ impl View {
     pub(super) fn open(&self, pages: &Pages) -> io::Result<()> {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let new = spans.enter(pages);
-        if let Err(error) = new.iter().try_for_each(|span| self.map_span(span)) {
-            // Those that were not mapped as yet are nothing afterwards, as before.
-            spans.leave(pages).iter().for_each(unmap);
-            return Err(error);
-        }
-        // A program may have protected what was here, and touches of what was nothing as yet have.
-        let (start, length) = extent(pages);
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: changes what a mapping of this view's own allows, where nothing is as yet.
-        let opened = checked(unsafe { libc::mprotect(start as *mut _, length as usize, access) });
-        opened.map(drop).inspect_err(|_| spans.leave(pages).iter().for_each(unmap))
+        let opened = new.iter().try_for_each(|span| self.map_span(span)).and_then(|()| {
+            // The program, or `refuse`, may have taken access to these pages away.
+            let (start, length) = extent(pages);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: changes what a mapping of this view's own allows, where nothing is as yet.
+            checked(unsafe { libc::mprotect(start as *mut _, length as usize, access) }).map(drop)
+        });
+        // Spans that were not mapped as yet are nothing afterwards, as before.
+        opened.inspect_err(|_| spans.leave(pages).iter().for_each(unmap))
     }
 
     /// Maps a range of the view and watches it.
