@@ -4,6 +4,7 @@
 
 use super::advice::{Advice, Advised};
 use super::link::current;
+use super::paged::pages_of;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, give, host, paged, pool, read};
 use crate::{session, stream};
@@ -15,9 +16,6 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Bytes of a page: what advice holds for.
-const PAGE: u64 = 4096;
 
 pub(crate) unsafe fn cuMemAllocManaged(
     dptr: *mut CUdeviceptr,
@@ -43,11 +41,6 @@ static ADVICE: Mutex<BTreeMap<u64, Advised>> = Mutex::new(BTreeMap::new());
 fn advise(found: &Allocation, pages: &Range<u64>, change: impl Fn(&mut Advice)) {
     let mut all = ADVICE.lock().unwrap_or_else(PoisonError::into_inner);
     all.entry(found.id).or_default().change(pages, change);
-}
-
-/// Returns the pages that hold some of a range: what is advised holds for whole pages.
-fn pages_of(addr: u64, bytes: u64) -> Range<u64> {
-    addr / PAGE..addr.saturating_add(bytes).div_ceil(PAGE)
 }
 
 /// Notes where the allocation that begins at `addr` is best.

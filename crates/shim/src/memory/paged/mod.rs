@@ -383,6 +383,7 @@ fn refused(error: kedge_pages::Error) -> CuError {
     CuError::INVALID_VALUE
 }
 
-fn pages_of(addr: u64, bytes: u64) -> Pages {
-    addr / PAGE..(addr + bytes).div_ceil(PAGE)
+/// Returns the pages that hold some of a range: what is advised holds for whole pages, too.
+pub(super) fn pages_of(addr: u64, bytes: u64) -> Pages {
+    addr / PAGE..addr.saturating_add(bytes).div_ceil(PAGE)
 }
