@@ -14,11 +14,11 @@
 
 use crate::provider;
 use crate::records::{Opener, RecordError, Sealer};
-use crate::secrets::{Secrets, TrafficKey, agreed_suite};
+use crate::secrets::{TrafficKey, agreed_suite};
 use rustls::crypto::tls13::Hkdf;
 use std::fmt;
 use thiserror::Error;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 /// Bytes of a secret.
 pub const PSK_BYTES: usize = 32;
@@ -30,8 +30,6 @@ const GREETING: u8 = 1;
 const MOST: usize = 4096;
 /// New keys are made before a key has sealed so many records (it may seal 2²⁴).
 const RENEWED: u64 = 1 << 23;
-/// Longest plain text of a record, bytes.
-const RECORD: usize = 1 << 14;
 
 /// Why a stream is of no more use.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -67,7 +65,7 @@ pub fn new_psk() -> Result<[u8; PSK_BYTES], PskError> {
 
 /// One end of a stream that is sealed by a shared secret. It has no socket: bytes go in and out.
 pub struct PskChannel {
-    secret: [u8; PSK_BYTES],
+    secret: Zeroizing<[u8; PSK_BYTES]>,
     end: PskEnd,
     /// Greetings that were sent, and which are to be sent still, as bytes.
     own: Vec<[u8; RANDOM]>,
@@ -77,8 +75,6 @@ pub struct PskChannel {
     partial: Vec<u8>,
     /// Not while the other end's answer to the last greeting is missing.
     sealer: Option<Sealer>,
-    /// Records that it has sealed.
-    sealed: u64,
     opener: Option<Opener>,
 }
 
@@ -90,12 +86,6 @@ impl fmt::Debug for PskChannel {
     }
 }
 
-impl Drop for PskChannel {
-    fn drop(&mut self) {
-        self.secret.zeroize();
-    }
-}
-
 impl PskChannel {
     /// Makes one end, which greets the other one first of all.
     ///
@@ -103,14 +93,13 @@ impl PskChannel {
     /// The system gives no random numbers.
     pub fn new(secret: [u8; PSK_BYTES], end: PskEnd) -> Result<PskChannel, PskError> {
         let mut channel = PskChannel {
-            secret,
+            secret: Zeroizing::new(secret),
             end,
             own: Vec::new(),
             greetings: Vec::new(),
             heard: 0,
             partial: Vec::new(),
             sealer: None,
-            sealed: 0,
             opener: None,
         };
         channel.renew()?;
@@ -133,7 +122,7 @@ impl PskChannel {
         // The kernel's, each time: what a generator in memory gives, it gives again in the next
         // life.
         provider().secure_random.fill(&mut random).map_err(|_| PskError::Random)?;
-        (self.sealer, self.sealed) = (None, 0);
+        self.sealer = None;
         self.own.push(random);
         self.greetings.push(GREETING);
         self.greetings.extend(random);
@@ -146,7 +135,8 @@ impl PskChannel {
     }
 
     /// Returns whether something can be sealed now: the other end has answered.
-    pub fn is_ready(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_ready(&self) -> bool {
         self.sealer.is_some()
     }
 
@@ -156,13 +146,12 @@ impl PskChannel {
     /// # Errors
     /// The system gives no random numbers for new keys.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<bool, PskError> {
-        if self.sealed >= RENEWED {
+        if self.sealer.as_ref().is_some_and(|sealer| sealer.sealed() >= RENEWED) {
             self.renew()?;
         }
         self.greet(out);
         let Some(sealer) = &mut self.sealer else { return Ok(false) };
         sealer.seal(plain, out)?;
-        self.sealed += plain.len().div_ceil(RECORD) as u64;
         Ok(true)
     }
 
@@ -207,7 +196,7 @@ impl PskChannel {
         self.opener = Some(opener);
         // Not by the answer to an earlier greeting.
         if self.own.len() == self.heard {
-            (self.sealer, self.sealed) = (Some(sealer), 0);
+            self.sealer = Some(sealer);
         }
         Ok(())
     }
@@ -224,7 +213,7 @@ impl PskChannel {
         };
         let suite = agreed_suite()?;
         let hkdf: &dyn Hkdf = suite.hkdf_provider;
-        let expander = hkdf.extract_from_secret(Some(&salt), &self.secret);
+        let expander = hkdf.extract_from_secret(Some(&salt), &*self.secret);
         let key = |label: &[u8; 5]| {
             let mut bytes = Zeroizing::new([0; 32 + 12]);
             let info: [&[u8]; 2] = [b"kedge psk channel 1 ", label];
@@ -237,8 +226,6 @@ impl PskChannel {
             Ok::<_, RecordError>(TrafficKey { key, iv, sequence: 0 })
         };
         let [send, receive] = labels;
-        let suite = suite.common.suite.into();
-        let secrets = Secrets { suite, send: key(send)?, receive: key(receive)? };
-        Ok(secrets.records()?)
+        Ok((Sealer::new(suite, key(send)?), Opener::new(suite, key(receive)?)))
     }
 }

@@ -103,6 +103,11 @@ impl Sealer {
         (self.suite, self.key)
     }
 
+    /// Returns how many records its key has sealed.
+    pub(crate) fn sealed(&self) -> u64 {
+        self.key.sequence
+    }
+
     /// Returns how many records its key may seal.
     fn limit(&self) -> u64 {
         self.suite.common.confidentiality_limit
