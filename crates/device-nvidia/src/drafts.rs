@@ -153,7 +153,7 @@ impl Builder<'_> {
                 }
                 op => {
                     let added = self.tables.node(op, self.host).and_then(|node| graph.add(node));
-                    // Which it was, no error of a graph says; a restart is refused by it.
+                    // A graph's error does not name the node, and a restart may be refused for it.
                     added.inspect_err(|error| {
                         self.host.log(&format!("a graph's node {number}, {op:?}: {error}"));
                     })?;

@@ -130,8 +130,9 @@ fn serve(
 /// Leaves what else this process has of its server: the terminal, by a session of its own, and
 /// descriptors that the server has inherited open.
 fn out_of_the_server() {
-    // SAFETY: plain calls, first thing in main: no descriptor above stderr is in use. Whoever leads
-    // a group already, which servers do not have it do, keeps its session.
+    // SAFETY: plain calls that read and write no memory. What is closed is nobody's: this process
+    // has one thread as yet, which has read its options and opened nothing.
+    // `setsid` fails for a group's leader; a server starts no proxy as one.
     unsafe {
         libc::setsid();
         if libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) != 0 {

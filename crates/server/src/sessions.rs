@@ -367,7 +367,7 @@ impl Session {
 }
 
 /// Has a session's proxy go on with its line, of which it has the stream, with its slot of its
-/// tenant's account, and with how much device memory that may have.
+/// tenant's account, and with how much device memory and bandwidth that may have.
 pub(crate) fn tell_terms(
     channel: &Channel,
     terms: Option<(Place, Limits)>,

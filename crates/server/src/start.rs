@@ -70,8 +70,8 @@ pub(crate) fn proxy(
 }
 
 /// Whether a variable of the server's environment is one that proxies need: where the driver is,
-/// how it works, and where they keep what they cache. `another`: it runs as another user, of whom
-/// the server's folders are none.
+/// how it works, and where they keep what they cache. `another`: it runs as another user, who owns
+/// none of the server's folders.
 fn is_passed_on(name: &OsStr, another: bool) -> bool {
     let Some(name) = name.to_str() else { return false };
     match name {

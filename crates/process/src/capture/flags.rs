@@ -89,7 +89,8 @@ fn tell(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
 }
 
 /// Adds the flags of the mappings that a clone of `state`'s process has not inherited, as the
-/// process has them by now: it goes on already. What it has there no longer keeps what is known.
+/// process has them by now: it goes on already. Where the process has something else mapped by now,
+/// the flags stay as they were told.
 pub(super) fn add_not_inherited(state: &mut ProcessState) {
     let is_missing = |saved: &Saved| saved.flags.iter().any(|flag| flag == NOT_INHERITED);
     if !state.mappings.iter().any(is_missing) {
