@@ -42,7 +42,9 @@ impl Marks {
     }
 }
 
-fn boot() -> String {
+/// The machine's boot, as the kernel names it now; empty where it does not.
+#[must_use]
+pub fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 

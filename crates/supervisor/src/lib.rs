@@ -56,6 +56,7 @@ use kedge_process::{Roots, Tracker};
 use keeper::{At, Keeper};
 pub use keeper::{HeldImage, release};
 use left::Marks;
+pub use left::boot;
 use management::Management;
 use missed::Missed;
 pub use mover::{MoveTo, Supervisor};

@@ -90,9 +90,9 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     match ended {
         Ok(Ended::Exit(code)) => ExitCode::from(code),
         Ok(Ended::Signal(signal)) => die_of(signal),
-        Ok(Ended::Lost) => {
+        Ok(Ended::Lost(why)) => {
             let host = carried.host.to_string_lossy();
-            output::complain(&format!("{host}: the remote shell is lost"));
+            output::complain(&format!("{host}: the remote shell is lost: {why}"));
             ExitCode::from(FAILED)
         }
         Err(error) => {
@@ -332,7 +332,8 @@ enum Ended {
     Exit(u8),
     /// By a signal to this process.
     Signal(i32),
-    Lost,
+    /// And why.
+    Lost(String),
 }
 
 /// Holds the streams until the command has ended.
@@ -367,7 +368,7 @@ fn hold(link: TcpStream, secret: [u8; PSK_BYTES], no_input: bool) -> io::Result<
         match (dying, exit) {
             (Some((signal, _)), _) if is_over || is_late => return Ok(Ended::Signal(signal)),
             (_, Some(code)) if is_over => return Ok(Ended::Exit(code)),
-            (_, None) if is_over => return Ok(Ended::Lost),
+            (_, None) if is_over => return Ok(Ended::Lost(relay.why_closed().to_owned())),
             _ => {}
         }
     }

@@ -6,11 +6,12 @@
 
 use super::bytes::Bytes;
 use super::frame::{Decoder, Frame, MOST, Stream, WINDOW, put_data};
-use kedge_keys::{PSK_BYTES, PskChannel, PskEnd, PskError};
+use kedge_keys::{PSK_BYTES, PskChannel, PskEnd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use rustix::net::sockopt;
+use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,10 +53,15 @@ struct Sink {
     ends: bool,
 }
 
-/// Which life of an image this is: what a restart makes of a connection is another socket. Both are
-/// numbers that a kernel gives once.
-fn life(link: &TcpStream) -> io::Result<(u64, u64)> {
-    Ok((sockopt::socket_cookie(link)?, fstat(link)?.st_ino))
+/// Which life of an image this is: what a restart makes of a connection is another socket, and no
+/// boot of a machine gives a socket's number twice. Looked up each time: what is kept in memory is
+/// of the life before.
+fn life(link: &TcpStream) -> io::Result<(String, u64)> {
+    let boot = kedge_supervisor::boot();
+    if boot.is_empty() {
+        return Err(io::Error::other("the kernel does not tell which boot of the machine this is"));
+    }
+    Ok((boot, sockopt::socket_cookie(link)?))
 }
 
 /// How a file takes bytes so that nobody waits for whoever reads them.
@@ -105,7 +111,7 @@ impl Sink {
 pub(super) struct Relay {
     link: TcpStream,
     channel: PskChannel,
-    life: (u64, u64),
+    life: (String, u64),
     /// What is to be sealed, and what is to be sent.
     plain: Vec<u8>,
     out: Bytes,
@@ -118,7 +124,8 @@ pub(super) struct Relay {
     written: usize,
     /// For what is read.
     buffer: Vec<u8>,
-    closed: bool,
+    /// Why nothing comes or goes any more.
+    closed: Option<String>,
 }
 
 impl Relay {
@@ -146,7 +153,7 @@ impl Relay {
             told: Vec::new(),
             written: 0,
             buffer: vec![0; 2 * MOST],
-            closed: false,
+            closed: None,
         })
     }
 
@@ -170,7 +177,17 @@ impl Relay {
 
     /// Whether the other end has closed the connection, or it is lost.
     pub(super) fn is_closed(&self) -> bool {
-        self.closed
+        self.closed.is_some()
+    }
+
+    /// Why, if so.
+    pub(super) fn why_closed(&self) -> &str {
+        self.closed.as_deref().unwrap_or_default()
+    }
+
+    /// The first reason is the one that others follow from.
+    fn close(&mut self, why: impl fmt::Display) {
+        self.closed.get_or_insert_with(|| why.to_string());
     }
 
     pub(super) fn has_sources(&self) -> bool {
@@ -215,7 +232,7 @@ impl Relay {
         let (sources, rest) = rest.split_at(self.sources.len());
         self.write(sinks);
         self.read(sources);
-        if !self.closed {
+        if !self.is_closed() {
             self.exchange(*link);
         }
         self.sinks.retain(|sink| !(sink.ends && sink.waits.is_empty()));
@@ -231,7 +248,7 @@ impl Relay {
         let when = |is: bool, flags: PollFlags| if is { flags } else { PollFlags::empty() };
         let has_room = self.plain.len() + self.out.len() < WAITING;
         // Whoever is not to be waited for is not asked about: what has ended is always ready.
-        let link = (!self.closed).then(|| {
+        let link = (!self.is_closed()).then(|| {
             let flags = PollFlags::IN | when(!self.out.is_empty(), PollFlags::OUT);
             PollFd::from_borrowed_fd(self.link.as_fd(), flags)
         });
@@ -326,20 +343,21 @@ impl Relay {
 
     /// Seals what was said, as soon as the other end has shown itself.
     fn seal(&mut self) {
-        let sealed = self.try_to_seal();
-        self.closed |= sealed.is_err();
+        if let Err(error) = self.try_to_seal() {
+            self.close(error);
+        }
     }
 
-    fn try_to_seal(&mut self) -> Result<(), PskError> {
-        if !self.plain.is_empty() && !self.closed {
+    fn try_to_seal(&mut self) -> io::Result<()> {
+        if !self.plain.is_empty() && !self.is_closed() {
             // What is to be sealed has been read: whatever life begins from here on would seal the
             // same by the same key.
-            let life = life(&self.link).map_err(|_| PskError::Ended)?;
+            let life = life(&self.link)?;
             if life != self.life {
                 self.life = life;
-                self.channel.renew()?;
+                self.channel.renew().map_err(io::Error::other)?;
             }
-            if self.channel.seal(&self.plain, self.out.end())? {
+            if self.channel.seal(&self.plain, self.out.end()).map_err(io::Error::other)? {
                 self.plain.clear();
             }
         }
@@ -354,19 +372,21 @@ impl Relay {
             match (&self.link).write(self.out.waiting()) {
                 Ok(sent) => self.out.take(sent),
                 Err(error) if passes(&error) => {}
-                Err(_) => self.closed = true,
+                Err(error) => self.close(error),
             }
         }
         if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
             match (&self.link).read(&mut self.buffer) {
-                Ok(0) => self.closed = true,
+                Ok(0) => self.close("the other end has closed the connection"),
                 Ok(read) => {
                     let opened = self.channel.open(&self.buffer[..read], self.decoder.end());
                     self.take();
-                    self.closed |= opened.is_err();
+                    if let Err(error) = opened {
+                        self.close(error);
+                    }
                 }
                 Err(error) if passes(&error) => {}
-                Err(_) => self.closed = true,
+                Err(error) => self.close(error),
             }
         }
     }
@@ -379,9 +399,8 @@ impl Relay {
                 Ok(None) => return,
                 Err(_) => false,
             };
-            // What is no frame, or more than there is room for.
             if !heeded {
-                self.closed = true;
+                self.close("the other end says what means nothing, or more than there is room for");
                 return;
             }
         }
@@ -462,16 +481,26 @@ mod tests {
         assert_eq!(found, text);
     }
 
+    fn greeted(relay: &Relay, times: usize) -> bool {
+        format!("{:?}", relay.channel).contains(&format!("greeted: {times},"))
+    }
+
     #[test]
     fn streams_go_on_in_another_life() {
         let (mut near, mut far, mut writer, mut reader) = pair([7, 7]);
         writer.write_all(b"before").unwrap();
         comes(&mut near, &mut far, &mut reader, b"before");
+        assert!(greeted(&near, 1), "{near:?}");
+        // Another boot counts its sockets anew: this one may have had the same number there.
+        near.life.0 = "another boot".to_owned();
+        writer.write_all(b"elsewhere").unwrap();
+        comes(&mut near, &mut far, &mut reader, b"elsewhere");
+        assert!(greeted(&near, 2), "{near:?}");
         // As it is after a restart: the connections are other sockets.
-        (near.life, far.life) = ((0, 0), (0, 0));
+        (near.life.1, far.life.1) = (0, 0);
         writer.write_all(b"after").unwrap();
         comes(&mut near, &mut far, &mut reader, b"after");
-        assert_ne!(near.life, (0, 0));
+        assert_ne!(near.life.1, 0);
         far.say(&Frame::Exit(3));
         until(&mut near, &mut far, |near, _| !near.told.is_empty());
         assert_eq!(near.told(), [Frame::Exit(3)]);
@@ -482,6 +511,11 @@ mod tests {
         let (mut near, mut far, mut writer, reader) = pair([7, 8]);
         writer.write_all(b"secret").unwrap();
         until(&mut near, &mut far, |_, far| far.is_closed());
+        // The first reason, and not that the other one has gone.
+        let why = far.why_closed().to_owned();
+        assert!(!why.is_empty() && !why.contains("closed"), "{why}");
+        far.close("another");
+        assert_eq!(far.why_closed(), why);
         assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 0);
     }
 
