@@ -106,16 +106,7 @@ pub(crate) fn run(args: &ImagesArgs) -> Result<(), Failure> {
         },
     };
     let held = held();
-    let row = |found: Found| {
-        let row = row(found);
-        match held.get(&row.image) {
-            Some(until) if row.state == "finished" => {
-                Row { state: "held", held: Some(*until), ..row }
-            }
-            _ => row,
-        }
-    };
-    let rows: Vec<Row> = found.into_iter().map(row).collect();
+    let rows: Vec<Row> = found.into_iter().map(|found| held_as(row(found), &held)).collect();
     if args.json {
         return Ok(output::json(&rows)?);
     }
@@ -153,6 +144,16 @@ fn row(found: Found) -> Row {
         State::Damaged(error) => Row { state: "damaged", error: Some(error.to_string()), ..empty },
         State::Writing => Row { state: "writing", ..empty },
         State::Unfinished => Row { state: "unfinished", ..empty },
+    }
+}
+
+/// That image where these are held. One that may be lost with this node is told as that first.
+fn held_as(row: Row, held: &HashMap<PathBuf, u64>) -> Row {
+    let until = held.get(&row.image).copied();
+    match row.state {
+        "finished" if until.is_some() => Row { state: "held", held: until, ..row },
+        "cached" => Row { held: until, ..row },
+        _ => row,
     }
 }
 
@@ -247,4 +248,23 @@ fn newest_of(job: &JobName) -> Option<PathBuf> {
         manifest.job == job.to_string() && is_own(folder)
     };
     images.into_iter().find(is_of_job)?.0.canonicalize().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_told_of_images_of_any_disk() {
+        let held = HashMap::from([(PathBuf::from("a"), 7)]);
+        let told = |image: &str, state| {
+            let row = held_as(Row { image: image.into(), state, ..Row::default() }, &held);
+            (row.state, row.held)
+        };
+        assert_eq!(told("a", "finished"), ("held", Some(7)));
+        assert_eq!(told("a", "cached"), ("cached", Some(7)));
+        assert_eq!(told("a", "damaged"), ("damaged", None));
+        assert_eq!(told("b", "finished"), ("finished", None));
+        assert_eq!(told("b", "cached"), ("cached", None));
+    }
 }
