@@ -5,8 +5,9 @@
 use kedge_tests::back::{Job, Place, wait_for};
 use kedge_tests::job::send;
 use kedge_tests::server::Served;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, jobs_in, stderr};
 use serde_json::Value;
+use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command};
 use std::time::{Duration, Instant};
@@ -183,12 +184,43 @@ fn devices_that_are_not_there_are_waited_for() {
     assert!(first.contains(NOWHERE) && first.contains("tried again in 5 s"), "{first}");
     job.read_to(job.step + 20);
     assert_eq!((is_on(&place), job.proxies()), ("soft".to_owned(), before));
+    let second = said.next().expect("a line").expect("text");
+    assert!(second.contains("tried again in 10 s"), "{second}");
+    let begin = Instant::now();
     job.kill();
-    let output = waits.child.wait_with_output().expect("kedge");
-    assert!(failure(&output).contains("has ended"), "{}", stderr(&output));
     let last = said.map_while(Result::ok).last().unwrap_or_default();
     assert!(last.contains("has ended"), "{last}");
+    assert!(begin.elapsed() < Duration::from_secs(8), "it has slept on: {:?}", begin.elapsed());
+    let output = waits.child.wait_with_output().expect("kedge");
+    assert!(failure(&output).contains("has ended"), "{}", stderr(&output));
     assert!(!trying.wait().expect("kedge").success());
     wait_for("who waits is still there", || place.running().is_empty());
+    place.nothing_runs();
+}
+
+/// As one is for a while that goes back to an image.
+#[test]
+fn a_job_that_does_not_answer_is_asked_again() {
+    let place = Place::mine("mwsilent");
+    let mut job = Job::start(steps(&place, &["--gpu", "soft"]));
+    job.read_to(10);
+    let before = job.proxies();
+    let control = jobs_in(&place.world.home()).join("j/control");
+    let away = control.with_extension("away");
+    fs::rename(&control, &away).expect("its socket");
+    let once = place.output(&["migrate", "j", "--to", "soft"]);
+    assert!(failure(&once).contains("does not answer"), "{}", stderr(&once));
+    let trying = place.kedge(&["migrate", "j", "--to", "soft", "--keep-trying"]).spawn();
+    let mut trying = trying.expect("kedge");
+    let mut said = BufReader::new(trying.stderr.take().expect("a pipe")).lines();
+    let line = said.next().expect("a line").expect("text");
+    assert!(line.contains("does not answer") && line.contains("tried again in 5 s"), "{line}");
+    fs::rename(&away, &control).expect("its socket");
+    let rest: Vec<String> = said.map_while(Result::ok).collect();
+    assert!(trying.wait().expect("kedge").success(), "{rest:?}");
+    wait_for("the old proxy is still there", || job.proxies().len() == 1);
+    assert_ne!(job.proxies(), before);
+    job.read_to(job.step + 20);
+    job.kill();
     place.nothing_runs();
 }

@@ -187,7 +187,9 @@ fn what_several_places_cannot_is_refused() {
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("text");
     assert!(child.wait().expect("it has ended").success() && rest == "ok\n", "{rest}");
-    for option in ["--hold", "--recover", "--warm", "--interval=1m", "--on-term=checkpoint"] {
+    for option in
+        ["--hold", "--recover", "--warm", "--interval=1m", "--on-term=checkpoint", "--move-to=soft"]
+    {
         let output = world.output(&["run", "--gpu", &gpu, option, "--", "true"]);
         assert_eq!(output.status.code(), Some(125), "{option}: {output:?}");
         let name = option.split('=').next().expect("a name");

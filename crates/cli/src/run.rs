@@ -90,8 +90,9 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "job")]
     resume: bool,
     /// Absorb what is written below DIR in spare memory while the job runs, as `kedge cache start
-    /// --close memory` does; when it has ended, wait until all of it is there
-    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    /// --close memory` does; when it has ended, wait until all of it is there. Not for a job that
+    /// goes back to its images
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "recover"])]
     cache: Option<PathBuf>,
     /// Say nothing when the program has ended
     #[arg(long, short)]
@@ -247,7 +248,8 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
     let named = |(option, given)| if given { gpu.refuse_several(option) } else { None };
-    if let Some(refused) = policy.needs_one_place().into_iter().find_map(named) {
+    let moves = [("--move-to", move_to.is_some())];
+    if let Some(refused) = policy.needs_one_place().into_iter().chain(moves).find_map(named) {
         return Err(Failure::new(refused));
     }
     let bytes = |size: Option<Size>| size.map(|size| size.0);
@@ -340,6 +342,26 @@ pub(crate) fn conclude(end: Result<End, RunError>, quiet: bool) -> Result<ExitCo
             command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
             command.args(quiet.then_some("--quiet"));
             Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::error::ErrorKind;
+
+    /// What brings the job back knows nothing of the cache, which would stay.
+    #[test]
+    fn a_cache_is_for_a_job_that_does_not_go_back() {
+        let read = |option: &[&str]| {
+            let words = [&["run", "--cache", "/scratch"], option, &["--", "true"]].concat();
+            RunArgs::augment_args(clap::Command::new("run")).try_get_matches_from(words)
+        };
+        assert!(read(&[]).is_ok() && read(&["--interval", "10m"]).is_ok());
+        for option in [&["--recover"][..], &["--recover=2"], &["--job", "j", "--resume"]] {
+            let refused = read(option).expect_err("a conflict");
+            assert_eq!(refused.kind(), ErrorKind::ArgumentConflict, "{option:?}: {refused}");
         }
     }
 }

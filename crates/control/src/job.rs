@@ -228,7 +228,7 @@ pub enum Reply {
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
     Busy,
-    /// It can never be so.
+    /// What was asked for cannot be done, now or later.
     Refused,
     /// The job has moved, and a process of it has lost its devices.
     Lost,

@@ -34,14 +34,14 @@ still for as long as what has changed needs; with it, the job stays where it is,
 --stop-and-copy.
 
 --when says when that begins: at a time (+10m); idle, when the job has asked nothing of its devices \
-for a second; free, when nobody else has memory of the devices that it is to go to to speak of. \
+for a second; free, when next to nothing is taken of the memory of the devices that it is to go to. \
 Until then nothing has begun, and Ctrl-C ends the wait. With --keep-trying a move that cannot be \
 is tried again, at first after 5 s, later less often, until the job has moved or ended, \
 or can never move there.
 
-With --json, a line for each event: waits (for, why), round (process, round, bytes, seconds), pause (process, \
-bytes, seconds, why: fits, no-less, rounds or anew), stays (process, bytes, seconds) and done \
-(processes, seconds).
+With --json, a line for each event: waits (for, why), round (process, round, bytes, seconds), \
+pause (process, bytes, seconds, why: fits, no-less, rounds or anew), stays (process, bytes, \
+seconds) and done (processes, seconds).
 
 Examples:
   kedge migrate sim --to soft
@@ -130,9 +130,10 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
         let moved = control::migrate(&jobs, &args.job, &order(args), |moving| voice.moves(moving));
         match moved {
             Ok(()) => return Ok(voice.printed?),
-            Err(AskError::Failed(why)) if args.keep_trying => {
-                voice.fails(&why, pause);
-                std::thread::sleep(pause);
+            // A job that goes back does not answer meanwhile.
+            Err(error @ (AskError::Failed(_) | AskError::Silent { .. })) if args.keep_trying => {
+                voice.fails(&error.to_string(), pause);
+                mover.sleep(pause);
                 pause = (pause * 2).min(AGAIN_MOST);
             }
             Err(error) => {

@@ -107,6 +107,18 @@ impl<'a> Mover<'a> {
     pub(crate) fn is_over(&self) -> bool {
         self.by.is_some() && !self.runs()
     }
+
+    /// Returns after `time`, or once that job is over.
+    pub(crate) fn sleep(&self, time: Duration) {
+        let begin = Instant::now();
+        while !self.is_over() {
+            let left = time.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+    }
 }
 
 /// Returns when a move of that job to `to` is to begin, or the job runs no more. `tell` hears what

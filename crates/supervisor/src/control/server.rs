@@ -119,10 +119,23 @@ fn failure_of(message: &str) -> Reply {
 fn failure(error: &CheckpointError) -> Reply {
     let kind = match error {
         CheckpointError::Busy => FailureKind::Busy,
-        CheckpointError::NoFolder(_) => FailureKind::Refused,
+        CheckpointError::NoFolder(_) | CheckpointError::Several(_) => FailureKind::Refused,
         CheckpointError::Move(error) => error.kind(),
         _ => FailureKind::Failed,
     };
     // Bounded, as the message is.
     Reply::Failed { kind, message: error.to_string().chars().take(8 << 10).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever tries again until it can be would try for ever.
+    #[test]
+    fn what_devices_of_several_places_cannot_is_refused() {
+        let told = failure(&CheckpointError::Several("why".to_owned()));
+        let Reply::Failed { kind, message } = told else { panic!("{told:?}") };
+        assert_eq!((kind, &*message), (FailureKind::Refused, "why"));
+    }
 }

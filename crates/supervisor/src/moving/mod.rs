@@ -49,10 +49,9 @@ pub(crate) enum MoveError {
     Restless { pid: u32, tries: u32 },
     #[error(
         "the job stays where it is: in {rounds} rounds, processes of it began to use devices, or did \
-         with them what cannot be followed, again and again: try again when they do not, or without \
-         --max-pause"
+         with them what cannot be followed, again and again: try again when they do not{or}"
     )]
-    Endless { rounds: u32 },
+    Endless { rounds: u32, or: &'static str },
     #[error(
         "its process {pid} stays where it is: it changes what it has on its devices faster than that \
          crosses, {kib} KiB in the last round, for which it would stand still for some {pause} ms and \

@@ -29,8 +29,8 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Processes that may end before they have moved until a move that has not met any other is given
 /// up: a job may have none that lives for long.
 const SHORT_LIVED: usize = 100;
-/// Rounds, at least, of a job that gets others all the time and is not to stand still for them,
-/// until its move is given up.
+/// Rounds of a job that gets others all the time until its move is given up: at least so many where
+/// it is not to stand still for them, else so many more than are asked for.
 const MOST_ROUNDS: u32 = 100;
 
 /// What the last round has come to.
@@ -84,6 +84,20 @@ fn settles(
     }
 }
 
+/// Rounds of a move at most. A job that may stand still needs no more than it is asked for, unless
+/// what it does cannot be followed.
+fn most_rounds(order: &Migrate) -> u32 {
+    match order.or_stay {
+        true => order.rounds.max(MOST_ROUNDS),
+        false => order.rounds.saturating_add(MOST_ROUNDS),
+    }
+}
+
+/// Whether others may take the place of those that have ended, after so many.
+fn are_others_tried(order: &Migrate, error: &MoveError, seen: usize) -> bool {
+    !order.check && all_ended(error) && seen < SHORT_LIVED
+}
+
 /// Whether nothing has moved only because nobody was there to be moved.
 fn all_ended(error: &MoveError) -> bool {
     matches!(error, MoveError::Gone { .. } | MoveError::NoClients)
@@ -130,12 +144,13 @@ impl<'a> Together<'a> {
     /// Whether others may take the place of those that there were. One that cannot be moved is no
     /// reason to move the rest without it.
     fn may_have_others(&self, error: &MoveError) -> bool {
-        self.moves.is_empty() && !self.order.check && all_ended(error)
+        self.moves.is_empty() && are_others_tried(self.order, error, self.seen.len())
     }
 
     fn run_with_these(&mut self, tell: &mut dyn FnMut(Moving)) -> Result<u32, MoveError> {
         let mut last: Option<Round> = None;
         loop {
+            self.may_have_more_rounds()?;
             // A check is over at some time.
             if (self.seen.is_empty() || !self.order.check) && self.take_in_new()? {
                 last = None;
@@ -150,7 +165,6 @@ impl<'a> Together<'a> {
             }
             let tries = self.moves.iter().map(Move::tries).max().unwrap_or(0);
             let Some(why) = settles(self.order, &round, last.as_ref(), self.rounds, tries) else {
-                self.may_have_more_rounds()?;
                 last = Some(round);
                 continue;
             };
@@ -165,16 +179,17 @@ impl<'a> Together<'a> {
             match self.settle(why, tell)? {
                 Ending::Moved => return Ok(self.moves.len() as u32),
                 Ending::Unfit => drop(self.each(Move::another)?),
-                Ending::Others => self.may_have_more_rounds()?,
+                Ending::Others => {}
             }
         }
     }
 
-    /// Of a job that is not to stand still there is an end of them.
+    /// There is an end of them.
     fn may_have_more_rounds(&self) -> Result<(), MoveError> {
-        let (order, rounds) = (self.order, self.rounds);
-        match order.or_stay && rounds >= order.rounds.max(MOST_ROUNDS) {
-            true => Err(MoveError::Endless { rounds }),
+        let rounds = self.rounds;
+        let or = if self.order.or_stay { ", or without --max-pause" } else { "" };
+        match rounds >= most_rounds(self.order) {
+            true => Err(MoveError::Endless { rounds, or }),
             false => Ok(()),
         }
     }
@@ -421,16 +436,34 @@ mod tests {
         }
     }
 
+    fn order(or_stay: bool) -> Migrate {
+        let (to, max_pause_ms, rounds, rate, check) = ("soft".to_owned(), 50, 4, None, false);
+        Migrate { to, max_pause_ms, rounds, or_stay, rate, check }
+    }
+
+    #[test]
+    fn processes_that_end_too_soon_to_be_moved_are_not_followed_for_ever() {
+        let gone = MoveError::Gone { pid: 1, said: String::new() };
+        let refused = MoveError::Restless { pid: 1, tries: 5 };
+        for order in [order(false), order(true)] {
+            assert!(are_others_tried(&order, &gone, SHORT_LIVED - 1));
+            assert!(!are_others_tried(&order, &gone, SHORT_LIVED));
+            assert!(!are_others_tried(&order, &refused, 1));
+            assert!(!are_others_tried(&Migrate { check: true, ..order }, &gone, 1));
+        }
+    }
+
+    /// Whatever comes and cannot be followed, and whether or not the job may stand still.
+    #[test]
+    fn rounds_come_to_an_end() {
+        let most = |or_stay, rounds| most_rounds(&Migrate { rounds, ..order(or_stay) });
+        assert_eq!((most(true, 4), most(true, 200)), (MOST_ROUNDS, 200));
+        assert_eq!((most(false, 4), most(false, 200)), (MOST_ROUNDS + 4, MOST_ROUNDS + 200));
+        assert_eq!(most(false, u32::MAX), u32::MAX);
+    }
+
     #[test]
     fn the_clients_wait_where_that_is_short_or_rounds_lead_nowhere() {
-        let order = |or_stay| Migrate {
-            to: "soft".to_owned(),
-            max_pause_ms: 50,
-            rounds: 4,
-            or_stay,
-            rate: None,
-            check: false,
-        };
         let round = |bytes, ms: f64| Round { bytes, seconds: ms / 1e3, pid: 1 };
         let (first, less, much, short) =
             (round(900, 900.0), round(500, 500.0), round(900, 900.0), round(500, 45.0));
