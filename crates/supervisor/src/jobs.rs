@@ -6,28 +6,30 @@
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
 mod commands;
+mod dir;
 mod former;
 mod joint;
+mod lock;
 mod places;
 mod watched;
 
 use crate::keeper::HeldImage;
 use crate::left::{self, Marks};
-use crate::parts::Parts;
 use crate::policy::Policy;
 use crate::tally::Checkpoints;
-use commands::COMMANDS;
 pub use commands::SHELL;
+pub(crate) use dir::{JobDir, StandIn};
 pub(crate) use joint::by_number;
+pub(crate) use lock::try_lock;
+use lock::{is_locked, lock_soon, open_lock, stays_locked, taken};
 use places::Surroundings;
 pub(crate) use places::{HOSTS, JOBS, variable};
-use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
@@ -40,8 +42,6 @@ const KEPT: usize = 50;
 /// So many more there may be before they are looked at, which takes as long as the end of a short
 /// job.
 const MORE: usize = 16;
-/// A supervisor that was killed needs no longer for its end.
-const DYING: Duration = Duration::from_millis(300);
 /// How long processes that were killed with their supervisor may take to end: they may have much
 /// memory to give back.
 const ENDING: Duration = Duration::from_secs(3);
@@ -390,227 +390,6 @@ impl Jobs {
     }
 }
 
-/// A running job's folder, locked while this lives.
-#[derive(Debug)]
-pub(crate) struct JobDir {
-    dir: PathBuf,
-    lock: File,
-}
-
-impl JobDir {
-    pub(crate) fn path(&self) -> &Path {
-        &self.dir
-    }
-
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.dir.join("socket")
-    }
-
-    pub(crate) fn control(&self) -> PathBuf {
-        self.dir.join("control")
-    }
-
-    pub(crate) fn last_image(&self) -> PathBuf {
-        self.dir.join("last.json")
-    }
-
-    /// Where checkpoints are counted.
-    pub(crate) fn checkpoints(&self) -> PathBuf {
-        self.dir.join(CHECKPOINTS)
-    }
-
-    pub(crate) fn log(&self) -> PathBuf {
-        self.dir.join("log")
-    }
-
-    /// Where the images are noted that the job can go back to.
-    pub(crate) fn images(&self) -> PathBuf {
-        self.dir.join("images.json")
-    }
-
-    /// Where the job's keeper answers.
-    pub(crate) fn keeper(&self) -> PathBuf {
-        self.dir.join("keeper")
-    }
-
-    /// Where questions to NVIDIA's management library are answered.
-    pub(crate) fn nvml(&self) -> PathBuf {
-        self.dir.join(NVML_SOCKET)
-    }
-
-    /// Where the job's own keeper of warm proxies answers.
-    pub(crate) fn warm(&self) -> PathBuf {
-        self.dir.join("warm")
-    }
-
-    /// What the keeper holds.
-    pub(crate) fn held(&self) -> PathBuf {
-        self.dir.join("held.json")
-    }
-
-    /// There when the job's devices are lost and it goes back.
-    pub(crate) fn lost(&self) -> PathBuf {
-        self.dir.join("lost")
-    }
-
-    /// Where proxies tell what they have counted.
-    pub(crate) fn stats(&self) -> PathBuf {
-        self.dir.join("stats")
-    }
-
-    /// Where proxies tell what is wrong with a program that is checked.
-    pub(crate) fn findings(&self) -> PathBuf {
-        self.dir.join("findings")
-    }
-
-    /// Where proxies tell what a traced program does.
-    pub(crate) fn trace(&self) -> PathBuf {
-        self.dir.join("trace")
-    }
-
-    /// Makes a folder for what proxies tell, as nobody but the user may see it.
-    pub(crate) fn make(&self, path: PathBuf) -> Result<PathBuf, JobError> {
-        DirBuilder::new().mode(0o700).create(&path).map_err(io_error(&path))?;
-        Ok(path)
-    }
-
-    /// What says whose the folder is.
-    pub(crate) fn lock(&self) -> RawFd {
-        self.lock.as_raw_fd()
-    }
-
-    /// Whether a process that takes this one's place has the lock too.
-    pub(crate) fn stays_open(&self, stays: bool) -> io::Result<()> {
-        let flags = if stays { FdFlags::empty() } else { FdFlags::CLOEXEC };
-        Ok(rustix::io::fcntl_setfd(&self.lock, flags)?)
-    }
-
-    /// Whether some process supervises the job: asked where the lock is not held.
-    pub(crate) fn is_supervised(&self) -> bool {
-        is_locked(&self.dir)
-    }
-
-    /// Removes what only a job that runs has.
-    fn clear(&self) {
-        let sockets = [self.socket(), self.nvml(), self.control(), self.keeper()];
-        for left in sockets.into_iter().chain([self.held(), self.lost(), self.next()]) {
-            let _ = fs::remove_file(left);
-        }
-        former::clear_unfinished(&self.dir);
-        kedge_control::session::clear(&self.dir);
-        let told = [self.stats(), self.findings(), self.trace(), self.usage()];
-        for folder in told.into_iter().chain([self.lib(), self.commands()]) {
-            let _ = fs::remove_dir_all(folder);
-        }
-    }
-
-    /// Notes that the job has ended as kedge itself has.
-    pub(crate) fn note_failure(&self, code: u8) {
-        if let Some(mut meta) = read_meta(&self.dir).filter(|meta| meta.state == State::Running) {
-            (meta.state, meta.ended) = (State::Exited(code.into()), Some(now()));
-            let _ = self.write_meta(&meta);
-        }
-    }
-
-    pub(crate) fn lib(&self) -> PathBuf {
-        self.dir.join("lib")
-    }
-
-    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where
-    /// there is kedge's.
-    pub(crate) fn link_driver(&self, parts: &Parts) -> Result<(), JobError> {
-        let lib = self.lib();
-        // There already where an older image is tried next.
-        fs::DirBuilder::new().recursive(true).create(&lib).map_err(io_error(&lib))?;
-        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, &parts.shim));
-        let nvml = parts.nvml.as_ref().map(|nvml| ("libnvidia-ml.so.1", nvml));
-        for (name, library) in driver.into_iter().chain(nvml) {
-            let link = lib.join(name);
-            match std::os::unix::fs::symlink(library, &link) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                other => other.map_err(io_error(&link))?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Has what is in this folder found in `former` too, the folder that the job's processes know;
-    /// what is for devices if it has any. `None` where that is another job's by now, or cannot be
-    /// made.
-    pub(crate) fn stand_in_for(&self, former: &Path, devices: bool) -> Option<StandIn> {
-        if former == self.dir {
-            return Some(StandIn::default());
-        }
-        let mut made = StandIn::default();
-        private_job(former).ok()?;
-        let another_s = stays_locked(former);
-        let for_all = [(self.control(), "control"), (self.commands(), COMMANDS)];
-        let for_devices =
-            [(self.lib(), "lib"), (self.socket(), "socket"), (self.nvml(), NVML_SOCKET)];
-        let for_devices = for_devices.into_iter().filter(|_| devices);
-        for (own, name) in for_all.into_iter().chain(for_devices) {
-            let link = former.join(name);
-            let taken = link.is_symlink() && link.exists();
-            if !taken && !another_s && is_left_over(&link) {
-                // What a job that was killed has left leads nowhere. A folder of libraries leads
-                // where its own kedge is, which is as good.
-                let _ = fs::remove_file(&link);
-            }
-            match std::os::unix::fs::symlink(own, &link) {
-                Ok(()) => made.links.push(link),
-                Err(_) if link.is_dir() && !taken => {}
-                Err(_) => return None,
-            }
-        }
-        Some(made)
-    }
-
-    /// Returns the devices that the job is on, as `meta.json` says.
-    pub(crate) fn gpu(&self) -> Option<String> {
-        Some(read_meta(&self.dir)?.gpu)
-    }
-
-    /// Replaces `meta.json` as a whole.
-    pub(crate) fn write_meta(&self, meta: &Meta) -> Result<(), JobError> {
-        replace(&self.dir.join("meta.json"), meta)
-    }
-
-    /// The job has not come to be.
-    pub(crate) fn remove_meta(&self) {
-        let _ = fs::remove_file(self.dir.join("meta.json"));
-    }
-
-    /// Removes what only a running job needs; everything, of a job that never came to be: what an
-    /// older one of its name had left is there again.
-    pub(crate) fn retire(&self) {
-        if !self.dir.join("meta.json").exists() {
-            former::clear(&self.dir);
-            if !former::put_back(&self.dir) {
-                let _ = fs::remove_dir_all(&self.dir);
-                return;
-            }
-        }
-        former::forget(&self.dir);
-        self.clear();
-        let _ = fs::remove_file(self.warm());
-        let _ = fs::remove_file(self.images());
-    }
-}
-
-/// Links in a former job's folder, removed when this is dropped.
-#[derive(Debug, Default)]
-pub(crate) struct StandIn {
-    links: Vec<PathBuf>,
-}
-
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        for link in &self.links {
-            let _ = fs::remove_file(link);
-        }
-    }
-}
-
 /// Replaces the file `path` as a whole.
 pub(crate) fn replace(path: &Path, value: &impl Serialize) -> Result<(), JobError> {
     let new = path.with_extension("json.new");
@@ -633,82 +412,6 @@ pub(crate) fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
         return Err(JobError::NotPrivate { path: path.to_owned() });
     }
     Ok(())
-}
-
-/// Makes the folder of a job of this user's that kedge has made before, and those that it lies in;
-/// refuses what others can enter or have made.
-fn private_job(path: &Path) -> Result<(), JobError> {
-    let uid = rustix::process::geteuid().as_raw();
-    let above = |path: &Path| path.parent().map(Path::to_owned).unwrap_or_default();
-    let jobs = above(path);
-    let base = above(&jobs);
-    let outside = above(&base);
-    if uid == 0 && !outside.ancestors().all(only_root_changes) {
-        return Err(JobError::NotPrivate { path: outside });
-    }
-    DirBuilder::new().recursive(true).mode(0o700).create(&outside).map_err(io_error(&outside))?;
-    [&base, &jobs, path].into_iter().try_for_each(|folder| private_dir(folder, uid))
-}
-
-/// Whether nobody but root can put another folder into the place of `path`; where there is none,
-/// root makes it.
-fn only_root_changes(path: &Path) -> bool {
-    const STICKY: u32 = 0o1000;
-    let Ok(found) = fs::symlink_metadata(path) else { return true };
-    let mode = found.permissions().mode();
-    let shared = mode & 0o022 != 0 && mode & STICKY == 0;
-    found.uid() == 0 && (found.is_symlink() || found.is_dir() && !shared)
-}
-
-/// Whether it is what a job's folder has at such a place: a link, or a socket.
-fn is_left_over(path: &Path) -> bool {
-    let kind = fs::symlink_metadata(path).map(|found| found.file_type());
-    kind.is_ok_and(|kind| kind.is_symlink() || kind.is_socket())
-}
-
-/// Opens the lock of the job in `dir`: a regular file, so nothing is waited for.
-fn open_lock(dir: &Path) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // NFS locks what is open for writing alone (flock(2)).
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).custom_flags(flags).open(dir.join("lock"))?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::ErrorKind::InvalidInput.into()),
-    }
-}
-
-pub(crate) fn try_lock(file: &File) -> bool {
-    // SAFETY: a plain call on a live descriptor.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
-}
-
-/// When the name was taken for its latest job: many start in one second, and process ids begin
-/// anew.
-fn taken(dir: &Path) -> Option<SystemTime> {
-    fs::symlink_metadata(dir.join("lock")).and_then(|lock| lock.modified()).ok()
-}
-
-fn is_locked(dir: &Path) -> bool {
-    open_lock(dir).is_ok_and(|lock| !try_lock(&lock))
-}
-
-/// Whether another job has that folder. One whose supervisor was killed a moment ago, and is not
-/// gone yet, has not.
-fn stays_locked(dir: &Path) -> bool {
-    open_lock(dir).is_ok_and(|lock| !lock_soon(&lock))
-}
-
-/// Waits for the end of whoever was killed with the lock, too.
-fn lock_soon(file: &File) -> bool {
-    let end = Instant::now() + DYING;
-    while !try_lock(file) {
-        if Instant::now() > end {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    true
 }
 
 /// Whether the job that had `dir`, whose lock is held here, has left processes that go on. Those

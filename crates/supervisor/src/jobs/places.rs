@@ -1,7 +1,8 @@
 //! Where jobs are kept: in the user's state folder, which stays when he logs out, apart for each
 //! host, because several may share his home (docs/design/0019-where-jobs-live.md).
 
-use super::{JobError, io_error, only_root_changes, private_dir};
+use super::dir::only_root_changes;
+use super::{JobError, io_error, private_dir};
 use kedge_process::plugins::home_of;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};

@@ -1,3 +1,4 @@
+use super::lock::DYING;
 use super::*;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
