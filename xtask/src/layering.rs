@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 15] = [
+const WITHOUT_UNSAFE: [&str; 16] = [
     "cache",
     "cli",
     "control",
     "coordinator",
     "device",
     "gpu-image",
+    "holder",
     "image",
     "kernel-cache",
     "pages",

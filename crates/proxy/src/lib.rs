@@ -26,6 +26,7 @@ mod faults;
 mod findings;
 mod gate;
 mod hold;
+pub mod holder;
 mod host;
 mod host_fns;
 mod likeness;

@@ -4,8 +4,9 @@ use kedge_control::joblog::JobLog;
 use kedge_control::machine::{DESCRIBE, Machine};
 use kedge_device_nvidia::{driver_path, gpu_nodes, obstacle};
 use kedge_proxy::backend::Ready;
+use kedge_proxy::holder;
 use kedge_proxy::management;
-use kedge_proxy::options::Options;
+use kedge_proxy::options::{Hold, Options};
 use kedge_proxy::remote::{self, far::FarError};
 use kedge_proxy::warm::{self, Adopted, WarmError};
 use kedge_proxy::{ServeError, end_orderly};
@@ -27,6 +28,9 @@ fn main() -> ExitCode {
     };
     if options.far {
         return serve_far(&options);
+    }
+    if let Some(hold) = &options.hold {
+        return hold_memory(hold, &options);
     }
     let Some((socket, control)) = only_sockets(options.fd, options.control || options.management)
     else {
@@ -64,6 +68,28 @@ fn serve_far(options: &Options) -> ExitCode {
     match remote::far::serve(TcpStream::from(line), Channel::new(control), options) {
         Ok(()) | Err(FarError::NoDevice(_)) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+/// Holds device memory for a cache. How that begins is told by one line on standard output.
+fn hold_memory(hold: &Hold, options: &Options) -> ExitCode {
+    out_of_the_server();
+    no_new_rights();
+    ignore_signals();
+    // Not to be taken for a proxy.
+    // SAFETY: names this thread, the process's first, by a string that ends with NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"kedge-holder".as_ptr()) };
+    let _ = std::env::set_current_dir("/");
+    let ready = || {
+        // Whoever started it may have gone.
+        let _ = writeln!(std::io::stdout(), "ready");
+    };
+    match holder::serve(hold, &options.backend, ready) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stdout(), "{error}");
+            fail(&error.to_string())
+        }
     }
 }
 

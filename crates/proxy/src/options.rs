@@ -21,6 +21,15 @@ pub struct Traced {
     pub limit: u64,
 }
 
+/// What a holder of device memory for a cache has.
+#[derive(Debug, Clone, Default)]
+pub struct Hold {
+    /// Where its cache finds it: a socket in a private folder.
+    pub socket: PathBuf,
+    /// Bytes of the device that it may take.
+    pub bytes: u64,
+}
+
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The accepted socket.
@@ -51,6 +60,8 @@ pub struct Options {
     pub trace: Option<Traced>,
     /// Where the job's keeper answers: a socket.
     pub keeper: Option<PathBuf>,
+    /// It holds device memory for a cache, and has no client and no `fd`.
+    pub hold: Option<Hold>,
     /// How long the dispatcher spins for messages before it sleeps.
     pub spin: Duration,
 }
@@ -96,6 +107,7 @@ impl Options {
             findings: None,
             trace: None,
             keeper: None,
+            hold: None,
             spin: Duration::from_micros(50),
         };
         while let Some(arg) = args.next() {
@@ -146,6 +158,8 @@ impl Options {
                     | "--trace"
                     | "--trace-limit"
                     | "--keeper"
+                    | "--hold"
+                    | "--hold-bytes"
             ) {
                 return Err(OptionsError::Unknown(arg));
             }
@@ -169,6 +183,10 @@ impl Options {
                     options.reconnect = Duration::from_millis(number(&name, &value)?);
                 }
                 "--keeper" => options.keeper = Some(value.into()),
+                "--hold" => options.hold.get_or_insert_default().socket = value.into(),
+                "--hold-bytes" => {
+                    options.hold.get_or_insert_default().bytes = number(&name, &value)?;
+                }
                 "--stats" => options.stats = Some(value.into()),
                 "--check" => {
                     let check = value.to_str().and_then(Check::of_words);
@@ -186,7 +204,7 @@ impl Options {
             }
         }
         options.fd = match fd {
-            None if options.far => -1,
+            None if options.far || options.hold.is_some() => -1,
             fd => fd.ok_or(OptionsError::NoFd)?,
         };
         Ok(options)

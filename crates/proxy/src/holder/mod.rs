@@ -1,0 +1,190 @@
+//! A holder: device memory for a write-back cache, in a process that outlives the cache's daemon.
+//!
+//! Whoever reaches its socket, in a private folder of one user, has it put and get whole parts. It
+//! keeps no list of what is where: the daemon's journal has that.
+
+mod memory;
+mod slots;
+
+use crate::backend::{self, BackendConfig, BuildError};
+use crate::options::Hold;
+use kedge_control::gpu::GpuSpec;
+use kedge_cuda_types::CuError;
+use kedge_holder::{Answer, Order, PART, VERSION};
+use kedge_protocol::DeviceChoice;
+use kedge_socket::{Channel, SocketError, address, is_own_user};
+use kedge_wire::Text;
+use memory::{Memory, MemoryHost};
+use slots::Slots;
+use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Beside places, what a software device keeps to itself.
+const SOFT_MARGIN: u64 = 64 << 20;
+/// Connections at once: more than its daemon has.
+const CONNECTIONS: usize = 32;
+/// It waits for orders for as long as its daemon may come.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// For an answer to be sent.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why there is no holder.
+#[derive(Debug, Error)]
+pub enum HoldError {
+    /// The device cannot be had.
+    #[error("no device to hold memory of: {0}")]
+    Device(#[from] BuildError),
+    /// It does not do what it is to.
+    #[error("the device cannot be used: {0}")]
+    Use(CuError),
+    /// A cache's memory is one device's.
+    #[error("a holder has one device, and --gpu names {0}")]
+    Several(usize),
+    /// The size is none.
+    #[error("a holder has from 4 MiB to 768 GiB, and --hold-bytes says {0}")]
+    Size(u64),
+    /// The system refused something.
+    #[error("cannot {what} {}: {source}", path.display())]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's word.
+        source: io::Error,
+    },
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Holder {
+    number: u64,
+    places: u32,
+    slots: Slots,
+    memory: Memory,
+    socket: PathBuf,
+    connections: AtomicUsize,
+}
+
+/// Holds memory until a cache ends it. `ready` is called when caches can reach it.
+///
+/// # Errors
+/// If the device or the socket cannot be had.
+pub fn serve(hold: &Hold, config: &BackendConfig, ready: impl FnOnce()) -> Result<(), HoldError> {
+    let holder = Arc::new(open(hold, config)?);
+    let failed =
+        |source| HoldError::System { what: "listen at", path: hold.socket.clone(), source };
+    // One before it may have left it; whoever starts this one has looked that none is there.
+    let _ = fs::remove_file(&hold.socket);
+    let listener = address::listen(&hold.socket).map_err(failed)?;
+    ready();
+    for stream in listener.incoming() {
+        // Who came is gone again.
+        let Ok(stream) = stream else { continue };
+        if !is_own_user(stream.as_fd()).unwrap_or(false) {
+            continue;
+        }
+        if holder.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS {
+            holder.connections.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let own = holder.clone();
+        let started = thread::Builder::new().name("orders".into()).spawn(move || {
+            own.attend(stream);
+            own.connections.fetch_sub(1, Ordering::SeqCst);
+        });
+        if started.is_err() {
+            // Whoever came is told by the end of the line.
+            holder.connections.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    Ok(())
+}
+
+fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
+    let places = u32::try_from(hold.bytes / PART).ok();
+    let most = kedge_cuda_types::arena::DEVICE_CLIENT_LEN / PART;
+    let fits = |places: &u32| *places > 0 && u64::from(*places) <= most;
+    let places = places.filter(fits).ok_or(HoldError::Size(hold.bytes))?;
+    let mut config = config.clone();
+    if let GpuSpec::Soft { .. } = config.gpu {
+        config.soft_memory = Some(u64::from(places) * PART + SOFT_MARGIN);
+        config.workers = Some(1);
+    }
+    let host = Arc::new(MemoryHost);
+    let backend = backend::build(&config, &DeviceChoice::default(), host, None)?;
+    let devices = backend.devices();
+    let [device] = &devices[..] else { return Err(HoldError::Several(devices.len())) };
+    let exact = device.exact;
+    let failed = |source| HoldError::System { what: "map", path: "slots".into(), source };
+    let slots = Slots::new().map_err(failed)?;
+    let memory = Memory::start(backend.start(), exact).map_err(HoldError::Use)?;
+    let number = RandomState::new().build_hasher().finish();
+    let (socket, connections) = (hold.socket.clone(), AtomicUsize::new(0));
+    Ok(Holder { number, places, slots, memory, socket, connections })
+}
+
+impl Holder {
+    /// Does what comes by one connection, until that ends.
+    fn attend(&self, stream: UnixStream) {
+        let channel = Channel::new(OwnedFd::from(stream));
+        if let Err(error) = self.orders(&channel)
+            && !matches!(error, SocketError::Closed)
+        {
+            let _ = writeln!(io::stderr(), "kedge-holder: a cache's connection: {error}");
+        }
+    }
+
+    fn orders(&self, channel: &Channel) -> Result<(), SocketError> {
+        let mut greeted = false;
+        loop {
+            let (order, _) = channel.receive::<Order>(FOREVER)?;
+            match order {
+                Order::Hello { version: VERSION } => {
+                    greeted = true;
+                    let answer = Answer::Holder { number: self.number, places: self.places };
+                    channel.send(&answer, &[self.slots.file()], SEND_LIMIT)?;
+                    continue;
+                }
+                Order::End {} if greeted => {
+                    let _ = fs::remove_file(&self.socket);
+                    let _ = channel.send(&Answer::Done {}, &[], SEND_LIMIT);
+                    // The driver takes back what this process has.
+                    std::process::exit(0);
+                }
+                _ => {}
+            }
+            let answer = match greeted && order.fits(self.places) {
+                true => self.done(&order),
+                false => Answer::Failed { why: Text::truncated(format!("no order: {order:?}")) },
+            };
+            channel.send(&answer, &[], SEND_LIMIT)?;
+        }
+    }
+
+    /// Does what an order that fits asks for.
+    fn done(&self, order: &Order) -> Answer {
+        let result = match *order {
+            Order::Put { slot, place } => self.memory.put(self.slots.address(slot), place),
+            Order::Get { place, slot, offset, length } => {
+                self.memory.get(place, offset.into(), self.slots.address(slot), length.into())
+            }
+            Order::Free { place } => self.memory.free(place),
+            Order::Hello { .. } | Order::End {} => Err(CuError::INVALID_VALUE),
+        };
+        match result {
+            Ok(()) => Answer::Done {},
+            Err(CuError::OUT_OF_MEMORY) => Answer::Full {},
+            Err(error) => Answer::Failed { why: Text::truncated(error.to_string()) },
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A holder of device memory does what a cache asks, on a software device.
+
+use kedge_holder::{Answer, Order, PART, SLOTS, VERSION};
+use kedge_socket::{Channel, SocketError};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PLACES: u32 = 6;
+
+/// A holder, ended with the test.
+struct Held {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Held {
+    fn start(name: &str, bytes: u64) -> Held {
+        let folder = std::env::temp_dir().join(format!("kedge-{name}-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"));
+        command.args(["--gpu", "soft", "--hold-bytes", &bytes.to_string(), "--hold"]);
+        command.arg(folder.join("socket")).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a holder");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let held = Held { child, folder };
+        assert_eq!(line, "ready\n");
+        held
+    }
+
+    fn connect(&self) -> Channel {
+        let stream = UnixStream::connect(self.folder.join("socket")).expect("it listens");
+        Channel::new(OwnedFd::from(stream))
+    }
+
+    /// Connects as a cache does: its number, its places and its slots.
+    fn greet(&self) -> (Channel, u64, File) {
+        let channel = self.connect();
+        channel.send(&Order::Hello { version: VERSION }, &[], LIMIT).expect("sent");
+        let (answer, mut fds) = channel.receive::<Answer>(LIMIT).expect("an answer");
+        let Answer::Holder { number, places: PLACES } = answer else { panic!("{answer:?}") };
+        (channel, number, File::from(fds.pop().expect("the slots")))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn ask(channel: &Channel, order: Order) -> Answer {
+    channel.send(&order, &[], LIMIT).expect("sent");
+    channel.receive(LIMIT).expect("an answer").0
+}
+
+/// A part whose bytes differ from part to part and from word to word.
+fn part(seed: u64) -> Vec<u8> {
+    let word = |at: u64| (seed << 32 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    (0..PART / 8).flat_map(word).collect()
+}
+
+fn put(channel: &Channel, slots: &File, slot: u32, place: u32, bytes: &[u8]) {
+    slots.write_all_at(bytes, u64::from(slot) * PART).expect("a slot");
+    assert_eq!(ask(channel, Order::Put { slot, place }), Answer::Done {});
+}
+
+fn get(channel: &Channel, slots: &File, slot: u32, place: u32, range: (u32, u32)) -> Vec<u8> {
+    let (offset, length) = range;
+    let (from, mut bytes) = (u64::from(slot) * PART, vec![0; length as usize]);
+    // Of what was there before, nothing is taken for what comes.
+    slots.write_all_at(&bytes, from).expect("a slot");
+    let answer = ask(channel, Order::Get { place, slot, offset, length });
+    assert_eq!(answer, Answer::Done {});
+    slots.read_exact_at(&mut bytes, from).expect("a slot");
+    bytes
+}
+
+#[test]
+fn what_was_put_is_got_by_whoever_comes_later() {
+    let held = Held::start("held", u64::from(PLACES) * PART + 1);
+    let whole = (0, PART as u32);
+    let (first, number, slots) = held.greet();
+    assert!(slots.set_len(0).is_err(), "whoever shortens the slots ends the holder");
+    for place in 0..PLACES {
+        put(&first, &slots, place % SLOTS, place, &part(place.into()));
+    }
+    put(&first, &slots, 0, 3, &part(33));
+    // The daemon is killed, and another one comes.
+    drop((first, slots));
+    let (second, same, slots) = held.greet();
+    assert_eq!(same, number, "its journal is another holder's");
+    let expected = |place: u32| part(if place == 3 { 33 } else { place.into() });
+    for place in (0..PLACES).rev() {
+        assert!(get(&second, &slots, 7, place, whole) == expected(place), "place {place}");
+    }
+    let some = get(&second, &slots, 1, 3, (4096, 12345));
+    assert!(some == part(33)[4096..4096 + 12345], "other bytes of the place");
+    // What was given back comes anew, and nothing of its neighbours is gone.
+    assert_eq!(ask(&second, Order::Free { place: 2 }), Answer::Done {});
+    assert_eq!(ask(&second, Order::Free { place: 2 }), Answer::Done {});
+    let gone = ask(&second, Order::Get { place: 2, slot: 0, offset: 0, length: 1 });
+    assert!(matches!(gone, Answer::Failed { .. }), "{gone:?}");
+    assert!(get(&second, &slots, 0, 1, whole) == part(1), "a failed order took more with it");
+    put(&second, &slots, 5, 2, &part(22));
+    assert!(get(&second, &slots, 0, 2, whole) == part(22), "a place that was given back");
+}
+
+#[test]
+fn several_connections_do_not_mix_what_they_carry() {
+    let held = Held::start("several", u64::from(PLACES) * PART);
+    thread::scope(|scope| {
+        for place in 0..PLACES {
+            let held = &held;
+            scope.spawn(move || {
+                let (channel, _, slots) = held.greet();
+                for round in 0..4 {
+                    let bytes = part(u64::from(place) << 8 | round);
+                    put(&channel, &slots, place, place, &bytes);
+                    assert!(get(&channel, &slots, place, place, (0, PART as u32)) == bytes);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_is_no_order_is_refused_and_harms_nobody() {
+    let held = Held::start("refused", u64::from(PLACES) * PART);
+    let (good, _, slots) = held.greet();
+    put(&good, &slots, 0, 0, &part(1));
+    let stranger = held.connect();
+    let refused = |answer: Answer| assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
+    // Neither without a greeting, nor in another version, nor of what is not there.
+    refused(ask(&stranger, Order::End {}));
+    refused(ask(&stranger, Order::Put { slot: 0, place: 0 }));
+    refused(ask(&stranger, Order::Hello { version: VERSION + 1 }));
+    refused(ask(&good, Order::Put { slot: SLOTS, place: 0 }));
+    refused(ask(&good, Order::Put { slot: 0, place: PLACES }));
+    refused(ask(&good, Order::Get { place: 0, slot: 0, offset: 1, length: PART as u32 }));
+    // Nonsense ends its own connection alone.
+    stranger.send(&[0xff_u8; 20], &[], LIMIT).expect("sent");
+    let ended = stranger.receive::<Answer>(LIMIT).expect_err("nonsense was answered");
+    assert!(matches!(ended, SocketError::Closed), "{ended}");
+    assert!(get(&good, &slots, 1, 0, (0, PART as u32)) == part(1));
+}
+
+#[test]
+fn a_holder_ends_when_its_cache_says_so() {
+    let mut held = Held::start("ends", u64::from(PLACES) * PART);
+    let (channel, ..) = held.greet();
+    assert_eq!(ask(&channel, Order::End {}), Answer::Done {});
+    assert!(held.child.wait().expect("its child").success());
+    assert!(!held.folder.join("socket").exists(), "a later cache would look for it");
+}
+
+#[test]
+fn what_cannot_be_held_is_told_to_who_started_it() {
+    for (gpu, bytes, why) in
+        [("soft", "4194303", "--hold-bytes"), ("soft:2", "8388608", "one device")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"));
+        command.args(["--gpu", gpu, "--hold-bytes", bytes, "--hold", "/nowhere/socket"]);
+        let output = command.output().expect("a holder");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    }
+}
