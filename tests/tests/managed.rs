@@ -8,8 +8,9 @@ use kedge_tests::{Program, Target, Toolchain, root, run, run_interrupted};
 use std::fs;
 use std::path::Path;
 
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "managed",
+    "managed_attach",
     "managed_pages",
     "managed_pools",
     "managed_small",

@@ -139,7 +139,11 @@ impl Engine {
     pub fn attach(&mut self, start: u64, attach: Attach) -> Result<Step, Error> {
         let region = self.regions.get(&start).ok_or(Error::NotManaged(start))?;
         let (old, fresh) = (region.attach, self.is_fresh(region));
-        if let Some(wait) = self.must_wait(old, None) {
+        if attach == old {
+            return Ok(Step::Do(Vec::new()));
+        }
+        // What runs was launched before a fresh one was there.
+        if let Some(wait) = self.must_wait(old, None).filter(|_| !fresh) {
             return Ok(wait);
         }
         let born = if fresh { self.tick() } else { 0 };

@@ -155,6 +155,21 @@ fn a_stream_s_memory_stays_open_while_others_work() {
     assert!(sent.contains(&Action::Send { node: GPU, pages: page(START) }));
 }
 
+/// Work that was launched before a region was there is not waited for when it is attached.
+#[test]
+fn a_new_region_is_attached_while_others_work() {
+    let mut engine = engine(None, true);
+    engine.alloc(START..START + 4, Attach::Global, GPU).unwrap();
+    let other = START + BLOCK;
+    assert!(launch(&mut engine, &[]).is_empty());
+    engine.alloc(other..other + 4, Attach::Global, GPU).unwrap();
+    assert!(done(engine.attach(other, Attach::Stream(StreamId(1))).unwrap()).is_empty());
+    assert_eq!(touch(&mut engine, other, Access::Write).len(), 1, "stream 7 does not touch it");
+    let wait = |step| matches!(step, Step::Wait { .. });
+    assert!(wait(engine.attach(START, Attach::Host).unwrap()), "this one it may touch");
+    assert!(done(engine.attach(START, Attach::Global).unwrap()).is_empty(), "nothing changes");
+}
+
 /// A prefetch to the node sends what the host has written, and leaves it open for reading.
 #[test]
 fn a_prefetch_sends_ahead_of_the_launch() {

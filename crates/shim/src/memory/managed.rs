@@ -11,6 +11,7 @@ use crate::{session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUstream};
 use kedge_cuda_types::memory::*;
+use kedge_pages::Attach;
 use kedge_protocol::StreamOp;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -214,7 +215,15 @@ pub(crate) unsafe fn cuStreamAttachMemAsync(
     if !known || !whole {
         return Err(CuError::INVALID_VALUE);
     }
-    stream::enqueue(stream, StreamOp::Empty {})
+    stream::enqueue(stream, StreamOp::Empty {})?;
+    let stream = stream::find(stream)?;
+    let whose = match flags {
+        CU_MEM_ATTACH_HOST => Attach::Host,
+        // The legacy stream waits for all others, and so it is all of them.
+        CU_MEM_ATTACH_SINGLE if !stream.is_legacy() => paged::stream_only(stream.id()),
+        _ => Attach::Global,
+    };
+    paged::attach(found.base, whose)
 }
 
 pub(crate) unsafe fn cuMemRangeGetAttribute(

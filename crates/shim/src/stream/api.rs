@@ -2,7 +2,7 @@
 
 use super::{STREAMS, Stream, StreamKind, find, flush_output, new_stream_id, wait};
 use crate::context::{self, Context, GREATEST_PRIORITY, LEAST_PRIORITY};
-use crate::{callback, capture, event, ffi, session};
+use crate::{callback, capture, event, ffi, memory, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::CU_STREAM_NON_BLOCKING;
 use kedge_cuda_types::handle::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUstream};
@@ -58,6 +58,7 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Result<(), CuError>
     callback::check_not_inside()?;
     let stream = STREAMS.remove(stream.0).ok_or(CuError::INVALID_HANDLE)?;
     capture::stream_destroyed(stream.id);
+    memory::paged::stream_destroyed(stream.id);
     session::get()?.post(&Post::StreamDestroy { stream: stream.id })
 }
 

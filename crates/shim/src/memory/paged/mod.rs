@@ -58,6 +58,8 @@ struct State {
     /// The streams of host functions by their tokens, and the last that launched a graph.
     functions: BTreeMap<u64, Stream>,
     graphs: Option<Stream>,
+    /// The streams to which regions are attached, by first pages.
+    attached: BTreeMap<u64, Stream>,
     /// The host function that runs: its thread, and its stream.
     inside: Option<(i32, Stream)>,
     /// Of the view that the engine knows.
@@ -158,6 +160,7 @@ pub(super) fn release(found: &Allocation) -> Result<(), CuError> {
     let start = found.base / PAGE;
     let mut state = paged.done(|state| state.engine.free(start))?;
     let region = state.regions.remove(&start).ok_or(CuError::INVALID_VALUE)?;
+    state.attached.remove(&start);
     paged.view.close(&(start..start + found.size.div_ceil(PAGE)));
     drop(state);
     post_free(found.base, found.size)?;
@@ -206,6 +209,39 @@ pub(super) fn prefetch(addr: u64, bytes: u64, on_device: bool) {
     }
 }
 
+/// Returns what attaches memory to a stream.
+pub(super) fn stream_only(stream: StreamId) -> Attach {
+    Attach::Stream(Stream(stream.0.into()))
+}
+
+/// Has other work touch the allocation at an address from now on: a touch of the host's waits for
+/// no other. All that might have touched it so far is waited for.
+pub(super) fn attach(addr: u64, to: Attach) -> Result<(), CuError> {
+    let Some(paged) = PAGED.get().filter(|_| is_paged(addr)) else { return Ok(()) };
+    let start = addr / PAGE;
+    let mut state = paged.done(|state| state.engine.attach(start, to))?;
+    match to {
+        Attach::Stream(stream) => state.attached.insert(start, stream),
+        Attach::Global | Attach::Host => state.attached.remove(&start),
+    };
+    Ok(())
+}
+
+/// A stream is about to be destroyed: what is attached to it is everybody's again.
+pub(crate) fn stream_destroyed(stream: StreamId) {
+    let Some(paged) = PAGED.get() else { return };
+    let of = Stream(stream.0.into());
+    let state = paged.lock();
+    let own = state.attached.iter().filter(|(_, stream)| **stream == of);
+    let own: Vec<u64> = own.map(|(start, _)| *start * PAGE).collect();
+    drop(state);
+    for addr in own {
+        if let Err(error) = attach(addr, Attach::Global) {
+            log::line(&format!("managed memory of a stream that has ended: {error}"));
+        }
+    }
+}
+
 /// The thread of host functions is about to run one.
 pub(crate) fn host_function_begins(token: u64) {
     let Some(paged) = PAGED.get() else { return };
@@ -250,6 +286,7 @@ impl Paged {
             mover: None,
             functions: BTreeMap::new(),
             graphs: None,
+            attached: BTreeMap::new(),
             inside: None,
             generation: view.marks.generation(),
         };
