@@ -14,6 +14,7 @@ use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
 use crate::sharing::{self, SharingError};
 use crate::tally::Tally;
+use crate::turn::Turn;
 use crate::verify::{Unverified, read_back};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
@@ -24,13 +25,11 @@ use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 
-/// What a checkpoint that is durable may need to say so.
-const LAST_WORDS: Duration = Duration::from_millis(200);
 /// So often it is tried where something cannot be saved: a process that is at its end holds half of
 /// what it held, for a moment.
 const ENDING: u32 = 4;
@@ -126,8 +125,8 @@ pub(crate) struct Checkpointer {
     pub(crate) last: PathBuf,
     /// How often one was durable, and how often one failed.
     pub(crate) tally: Tally,
-    /// Held by a checkpoint from its beginning to its end.
-    pub(crate) under_way: Mutex<()>,
+    /// Had by a checkpoint from its beginning to its end.
+    pub(crate) turn: Turn,
     /// Held by whoever ends the job.
     pub(crate) ending: Mutex<()>,
     pub(crate) recovery: Arc<Recovery>,
@@ -204,7 +203,7 @@ impl Checkpointer {
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
         self.of_one_place("a checkpoint")?;
-        let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
         if !self.launches.wait_for_none(LAUNCHES) {
             return Err(CheckpointError::Launching);
         }
@@ -232,20 +231,6 @@ impl Checkpointer {
         taken
     }
 
-    /// The right to take a checkpoint, if no other is under way or that one just says that it is
-    /// done.
-    pub(crate) fn begin(&self) -> Option<MutexGuard<'_, ()>> {
-        let asked = Instant::now();
-        loop {
-            match self.under_way.try_lock() {
-                Ok(guard) => return Some(guard),
-                Err(TryLockError::Poisoned(poison)) => return Some(poison.into_inner()),
-                Err(TryLockError::WouldBlock) if asked.elapsed() > LAST_WORDS => return None,
-                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(2)),
-            }
-        }
-    }
-
     /// What images of this job, or of this part of a job, are called by.
     fn image_name(&self, as_part: bool) -> &JobName {
         let part = self.joint.get().filter(|_| as_part).map(|joint| &joint.part);
@@ -254,8 +239,7 @@ impl Checkpointer {
 
     /// Whether a checkpoint is.
     pub(crate) fn is_under_way(&self) -> bool {
-        matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
-            || self.joint.get().is_some_and(Joint::is_conducting)
+        self.turn.is_taken() || self.joint.get().is_some_and(Joint::is_conducting)
     }
 
     /// Returns when nobody is about to end the job.

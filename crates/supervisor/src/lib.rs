@@ -36,6 +36,7 @@ mod stats;
 mod swap;
 mod tally;
 mod trace;
+mod turn;
 mod verify;
 pub mod warm;
 mod watch;
@@ -76,11 +77,12 @@ pub use signals::{die_of, on_interrupt};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tally::Tally;
 pub use tally::{Checkpoints, LastFailure};
 use thiserror::Error;
+use turn::Turn;
 use warm::{Kind, Own, Sources};
 use watch::Watch;
 
@@ -302,7 +304,7 @@ fn supervise(
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
     let checkpointer = serve_control(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
-    let starting = checkpointer.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+    let starting = checkpointer.turn.start();
     let program = match Program::start(spec, name, dir, &signals) {
         Ok(program) => Arc::new(program),
         Err(error) => {
@@ -399,7 +401,7 @@ fn serve_control(
         log: log.clone(),
         last: dir.last_image(),
         tally: Tally::new(dir.checkpoints()),
-        under_way: Mutex::default(),
+        turn: Turn::default(),
         ending: Mutex::default(),
         recovery: recovery.clone(),
         keeper: At::of(dir),

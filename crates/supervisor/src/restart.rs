@@ -17,6 +17,7 @@ use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
 use crate::tally::Tally;
+use crate::turn::Turn;
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, resume, warm_of};
@@ -509,7 +510,7 @@ impl Checkpointing<'_> {
             log: log.clone(),
             last: self.dir.last_image(),
             tally: Tally::new(self.dir.checkpoints()),
-            under_way: Mutex::default(),
+            turn: Turn::default(),
             ending: Mutex::default(),
             recovery,
             keeper: At::of(self.dir),

@@ -19,7 +19,7 @@ impl Checkpointer {
     /// stays.
     pub(crate) fn swap_out(&self) -> Result<u64, CheckpointError> {
         self.of_one_place("swapping")?;
-        let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
         let quiet = self.proxies.quiesce(PATIENCE, &PREPARE)?;
         let outcome = leave_all(&quiet.clients);
         drop(quiet);
@@ -34,7 +34,7 @@ impl Checkpointer {
 
     /// Brings it back.
     pub(crate) fn swap_in(&self) -> Result<(), CheckpointError> {
-        let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
         drop(self.proxies.quiesce(PATIENCE, &PREPARE)?);
         Ok(())
     }

@@ -114,7 +114,7 @@ impl Checkpointer {
             warning,
         };
         // After a checkpoint that is under way.
-        let _one = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.turn.wait();
         let launching = self.launches.begin().ok_or(LaunchError::Many)?;
         Ok((launching, launch))
     }

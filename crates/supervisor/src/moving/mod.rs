@@ -93,7 +93,7 @@ impl Checkpointer {
         mut tell: impl FnMut(Moving),
     ) -> Result<(), CheckpointError> {
         self.of_one_place("moving a job")?;
-        let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
         let begin = Instant::now();
         let moved = self.move_all(order, &mut tell);
         if let Err(error) = &moved {
