@@ -1,31 +1,26 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
+mod modules;
+
 use crate::away::Away;
 use crate::charge::{Arrays, Ends};
 use crate::host::ProxyHost;
-use crate::record::{Image, Record, Step, asking};
+use crate::record::{Record, Step, asking};
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
 use kedge_control::sharing::What;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
-use kedge_device::{Backend, Code, Done, Placing, SnapshotError};
+use kedge_device::{Backend, Done, Placing, SnapshotError};
 use kedge_protocol::{
-    Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, MemHandleId, Message, ModuleId,
-    ModuleImage, PeerName, Post, Status, StreamId,
+    Call, CtxId, Elapsed, GraphExecId, MemHandleId, Message, PeerName, Post, Status, StreamId,
 };
 use kedge_transport::{Incoming, ReplyTo};
-use kedge_wire::{List, Text, Wire};
+use kedge_wire::Wire;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Longest module image, bytes: the largest fatbins of the large libraries are some hundred MiB.
-const MAX_IMAGE: u64 = 2 << 30;
-/// Kernel names in one reply, in number and in bytes.
-const MAX_NAMES: usize = 4096;
-const MAX_NAME_BYTES: usize = 1 << 20;
 
 /// CU_LIMIT_MALLOC_HEAP_SIZE: it and those before it, of stacks and printf, programs rely on.
 const LAST_OF_MEMORY: u32 = 2;
@@ -532,43 +527,6 @@ impl Dispatcher {
         }
     }
 
-    fn load(&mut self, ctx: CtxId, module: ModuleId, image: ModuleImage) -> Result<(), LoadError> {
-        let mut images = self.read_images(&[image])?;
-        let image = images.pop().unwrap_or_default();
-        self.load_code(ctx, module, Code::Whole(Arc::new(image)))
-    }
-
-    fn link(
-        &mut self,
-        ctx: CtxId,
-        module: ModuleId,
-        images: &[ModuleImage],
-    ) -> Result<(), LoadError> {
-        let images = self.read_images(images)?.into_iter().map(Arc::new).collect();
-        self.load_code(ctx, module, Code::Parts(images))
-    }
-
-    fn load_code(
-        &mut self,
-        ctx: CtxId,
-        module: ModuleId,
-        code: Code<Image>,
-    ) -> Result<(), LoadError> {
-        let copies = match &code {
-            Code::Whole(image) => Code::Whole(image.to_vec()),
-            Code::Parts(images) => Code::Parts(images.iter().map(|image| image.to_vec()).collect()),
-        };
-        self.backend.load_module(ctx, module, copies)?;
-        if !self.settle() {
-            let unloaded = self.backend.unload_module(module);
-            self.settle();
-            let why = "its variables are more than the server lets you have".to_owned();
-            return Err(load_error(unloaded.err().unwrap_or(CuError::OUT_OF_MEMORY), why));
-        }
-        self.record.module(ctx, module, code);
-        Ok(())
-    }
-
     fn answer<T: Wire>(&self, to: ReplyTo, value: &T) {
         answer(&self.host, to, value);
     }
@@ -582,59 +540,6 @@ impl Dispatcher {
             host.waiting.fetch_sub(1, Ordering::SeqCst);
         })
     }
-
-    fn loaded(&self, to: ReplyTo, result: Result<(), LoadError>) {
-        if let Err(error) = &result {
-            let code = CuError(error.code);
-            self.host.log.line(&format!("a module did not load: {code}: {}", &*error.message));
-        }
-        self.answer(to, &result);
-    }
-
-    /// As many of the module's kernel names as fit into a reply, from the `first` on.
-    fn kernel_names(&self, module: ModuleId, first: u32) -> Result<KernelNames, CuError> {
-        // What no message can hold cannot be asked for either.
-        let all = self.backend.kernel_names(module)?.into_iter();
-        let mut names = all.filter_map(|name| Text::new(name).ok()).skip(first as usize).peekable();
-        let (mut page, mut bytes) = (Vec::new(), 0);
-        while page.len() < MAX_NAMES && bytes < MAX_NAME_BYTES {
-            let Some(name) = names.next() else { break };
-            bytes += name.len();
-            page.push(name);
-        }
-        let more = names.peek().is_some();
-        Ok(KernelNames { names: List::new(page).unwrap_or_default(), more })
-    }
-
-    fn read_image(&self, image: &ModuleImage) -> Result<Vec<u8>, LoadError> {
-        if image.len > MAX_IMAGE {
-            return Err(load_error(
-                CuError::INVALID_IMAGE,
-                format!("an image of {} bytes exceeds the maximum {MAX_IMAGE}", image.len),
-            ));
-        }
-        self.host.read_bytes(image.addr, image.len as usize).map_err(|error| {
-            load_error(
-                CuError::INVALID_IMAGE,
-                format!("cannot read {} bytes at {:#x}: {error}", image.len, image.addr),
-            )
-        })
-    }
-
-    fn read_images(&self, images: &[ModuleImage]) -> Result<Vec<Vec<u8>>, LoadError> {
-        let total = images.iter().fold(0u64, |sum, image| sum.saturating_add(image.len));
-        if total > MAX_IMAGE {
-            return Err(load_error(
-                CuError::INVALID_IMAGE,
-                format!("images of {total} bytes in all exceed the maximum {MAX_IMAGE}"),
-            ));
-        }
-        images.iter().map(|image| self.read_image(image)).collect()
-    }
-}
-
-fn load_error(code: CuError, message: String) -> LoadError {
-    LoadError { code: code.0, message: Text::truncated(message) }
 }
 
 fn answer<T: Wire>(host: &ProxyHost, to: ReplyTo, value: &T) {
