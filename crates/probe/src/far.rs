@@ -15,10 +15,10 @@ const PROXY: &str = "kedge-proxy";
 
 /// Obeys one order a line, and answers each with a number, seconds unless said otherwise:
 /// `connect`, first of all, from cuInit to the end of a first launch; `post N`, for each of so many
-/// launches, not their end; `records N`, so many events and a wait; `calls N`, for each of so many
-/// calls that wait, the median; `kernels N`, so many launches and a wait; `step`, launches and one
-/// value read back; `in-pinned BYTES` and the like, one copy; `proxies`, processor time of the
-/// job's proxies.
+/// launches, not their end; `records N`, so many events recorded, and a wait; `makes N`, so many
+/// events made, and a wait; `calls N`, for each of so many calls that wait, the median; `kernels
+/// N`, so many launches and a wait; `step`, launches and one value read back; `in-pinned BYTES` and
+/// the like, one copy; `proxies`, processor time of the job's proxies.
 ///
 /// # Errors
 /// A call of the driver fails.
@@ -73,6 +73,10 @@ impl<'d> Bench<'d> {
             "records" => {
                 let event = device.event()?;
                 (0..count).try_for_each(|_| device.record(event))?;
+                device.synchronize()?;
+            }
+            "makes" => {
+                (0..count).try_for_each(|_| device.event().map(drop))?;
                 device.synchronize()?;
             }
             "calls" => return self.calls(count),

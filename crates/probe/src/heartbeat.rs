@@ -22,6 +22,11 @@ const KERNELS: usize = 100;
 const STEP_KERNELS: usize = 16;
 const STEP_BYTES: usize = 64 << 20;
 const STEP_COPY: usize = 1 << 20;
+/// Kernels of an iteration, bytes that each writes, and bytes of the program's own memory that an
+/// iteration copies to and from the device.
+const ITERATION_KERNELS: usize = 16;
+const ITERATION_BYTES: usize = 1 << 20;
+const ITERATION_COPY: usize = 512 << 10;
 
 /// `fill(to, words, seed)`: noise, 16 bytes a thread.
 const FILL: &str = ".version 7.0\n.target sm_70\n.address_size 64\n\
@@ -58,8 +63,9 @@ impl Held {
 /// Holds memory, says `ready`, then beats, and obeys one order a line: `ping`; `rest`, no more
 /// beats until the next order; `reset`; `gap`, the longest gap between two beats since `reset`,
 /// less their median; `rate SECONDS`, beats a second for so long; `kernels SECONDS` and `steps
-/// SECONDS`, the same of other loads; `change PERCENT` of the device memory's blocks; `changing
-/// PERCENT`, from now on so many of them a second. It answers each with a number.
+/// SECONDS`, the same of other loads; `iterate N`, so many iterations, seconds; `change PERCENT` of
+/// the device memory's blocks; `changing PERCENT`, from now on so many of them a second. It answers
+/// each with a number.
 pub fn beat(
     held: Held,
     input: impl BufRead + Send + 'static,
@@ -204,6 +210,7 @@ impl<'d> Heart<'d> {
             "rate" => self.rate(number, Heart::beat)?,
             "kernels" => self.rate(number, Heart::kernels)?,
             "steps" => self.rate(number, Heart::step)?,
+            "iterate" => self.iterate(number as usize)?,
             "change" => self.change(number)?,
             "changing" => {
                 self.changing =
@@ -256,6 +263,22 @@ impl<'d> Heart<'d> {
             Some(memory) => memory.read(self.pinned.as_mut_slice()),
             None => Ok(()),
         }
+    }
+
+    /// So many iterations of a computation whose host has a part in each, as that of a simulation
+    /// has: seconds that they take.
+    fn iterate(&mut self, count: usize) -> Result<f64, ProbeError> {
+        let Some(memory) = self.memory.first() else { return Ok(0.0) };
+        let bytes = ITERATION_BYTES.min(memory.size);
+        let mut own = vec![0; ITERATION_COPY.min(memory.size)];
+        let begin = Instant::now();
+        for turn in 0..count {
+            own[..8].copy_from_slice(&(turn as u64).to_le_bytes());
+            self.memory[0].write(&own)?;
+            (0..ITERATION_KERNELS).try_for_each(|_| self.write(0, 0, bytes))?;
+            self.memory[0].read(&mut own)?;
+        }
+        Ok(begin.elapsed().as_secs_f64())
     }
 
     /// Writes to one block, if it is time for one.

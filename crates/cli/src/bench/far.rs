@@ -1,6 +1,7 @@
 //! `kedge bench far`: what it costs that a program's devices are on another machine, beside devices
 //! of this one and beside the line itself, by turns.
 
+use super::parts::{Part, wanted};
 use super::process::job::Job;
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::Series;
@@ -26,23 +27,6 @@ const STREAMS: u64 = 1;
 const LONG: f64 = 1e-3;
 /// What a connection may take besides round trips, seconds.
 const STARTING: f64 = 0.1;
-
-/// A part of the figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Part {
-    /// Calls that wait, and posted ones
-    Calls,
-    /// Many small kernels, and a wait
-    Kernels,
-    /// Copies of 64 MiB, beside what one connection of TCP carries
-    Copies,
-    /// 200 launches and one value read back
-    Steps,
-    /// From the program's start to its first launch
-    Connect,
-    /// Processor time of both proxies
-    Processors,
-}
 
 /// What is compared.
 pub(super) struct Bench<'a> {
@@ -81,7 +65,7 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) fn run(&self, sink: Sink<'_>) -> Result<(), String> {
-        let wanted = |part| self.parts.is_empty() || self.parts.contains(&part);
+        let wanted = |part| wanted(self.parts, part);
         if wanted(Part::Connect) {
             self.connect(sink)?;
         }
@@ -104,8 +88,7 @@ impl<'a> Bench<'a> {
     }
 
     fn line(&self) -> Result<Measuring, String> {
-        let GpuSpec::Remote { server, .. } = &self.far else { return Err("no server".into()) };
-        Measuring::open(&server.to_string()).map_err(|error| error.to_string())
+        line_to(&self.far)
     }
 
     /// From cuInit to the end of a first launch, of programs that start anew each time.
@@ -289,6 +272,12 @@ fn round_trip(line: &mut Measuring) -> Result<f64, String> {
 
 fn put(sink: Sink<'_>, name: &str, unit: &str, samples: Vec<f64>) {
     sink(Series { name: name.to_owned(), unit: unit.to_owned(), samples });
+}
+
+/// A connection that measures the line to the server of these devices.
+pub(super) fn line_to(far: &GpuSpec) -> Result<Measuring, String> {
+    let GpuSpec::Remote { server, .. } = far else { return Err("no server".into()) };
+    Measuring::open(&server.to_string()).map_err(|error| error.to_string())
 }
 
 /// Lends this machine's devices over loopback.

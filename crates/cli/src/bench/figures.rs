@@ -55,7 +55,7 @@ pub(super) fn known(name: &str, unit: &str) -> Known {
     let target = target.or_else(|| super::checkpoint::known::target(name));
     let target = target.or_else(|| super::far::target(name, unit));
     let target = target.or_else(|| super::cache::target(name));
-    let target = target.or_else(|| super::migrate::target(name));
+    let target = target.or_else(|| super::migrate::target(name, unit));
     let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
     Known { better, target, reference }
 }

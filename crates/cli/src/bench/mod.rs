@@ -7,6 +7,7 @@ mod cost;
 mod far;
 mod figures;
 mod migrate;
+mod parts;
 pub(crate) mod process;
 pub(crate) mod scratch;
 
@@ -20,6 +21,7 @@ use clap::{Args, ValueEnum};
 use figures::Better;
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::Series;
+use parts::Part;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -75,9 +77,9 @@ pub(crate) struct BenchArgs {
     /// over loopback]
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "native")]
     to: Option<GpuSpec>,
-    /// far: these of its parts alone
+    /// far, migrate: these of its parts alone
     #[arg(long, value_name = "PART", value_delimiter = ',')]
-    parts: Vec<far::Part>,
+    parts: Vec<Part>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -116,7 +118,8 @@ enum What {
     Far,
     /// How long a program stands still while its devices move, by its own clock, and how long a
     /// move takes; between software devices of this machine, and to those of a server over loopback
-    /// and back (--to: another server)
+    /// and back (--to: another server), beside what that line carries; what being able to move
+    /// costs a call; an iterative program that comes home after a part of its steps
     Migrate,
 }
 
@@ -171,6 +174,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
 
 /// Hands over each series as it comes.
 fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
+    Part::check(&args.parts, args.what)?;
     let dir = args.dir.as_deref();
     let sizes: Vec<u64> = args.size.iter().map(|size| size.0).collect();
     match args.what {
@@ -203,7 +207,8 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
             let folder = scratch::Scratch::new(dir)?;
             let size = sizes.first().copied().unwrap_or(migrate::SIZE);
-            return migrate::Bench::new(&gpu, args.to.as_ref(), &folder.0, size)?.run(sink);
+            let bench = migrate::Bench::new(&gpu, args.to.as_ref(), &folder.0, size)?;
+            return bench.run(&args.parts, sink);
         }
         What::Calls | What::Copy | What::Soft => {}
     }

@@ -3,6 +3,7 @@
 
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::Held;
+use kedge_supervisor::control::Moving;
 use kedge_supervisor::{kedge_again, warm};
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
@@ -71,10 +72,19 @@ impl Job {
 
     /// One that does what `bench far` orders.
     pub(in crate::bench) fn far(gpu: &GpuSpec, tag: &str) -> Result<Job, String> {
+        Job::far_with(gpu, tag, &[])
+    }
+
+    /// The same, with more options.
+    pub(in crate::bench) fn far_with(
+        gpu: &GpuSpec,
+        tag: &str,
+        options: &[&str],
+    ) -> Result<Job, String> {
         let name = format!("kedge-bench-{}-{tag}", std::process::id());
         let mut command = kedge_again();
-        command.args(["run", "--quiet", "--gpu", &gpu.to_string(), "--job", &name, "--"]);
-        command.arg(kedge_again().get_program()).args(["probe", "far"]);
+        command.args(["run", "--quiet", "--gpu", &gpu.to_string(), "--job", &name]).args(options);
+        command.arg("--").arg(kedge_again().get_program()).args(["probe", "far"]);
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
@@ -148,13 +158,23 @@ impl Job {
         options: &[&str],
     ) -> Result<f64, String> {
         let begin = Instant::now();
+        Job::moved(name, to, options).map(|_| begin.elapsed().as_secs_f64())
+    }
+
+    /// Moves the job `name`: what that tells.
+    pub(in crate::bench) fn moved(
+        name: &str,
+        to: &str,
+        options: &[&str],
+    ) -> Result<Vec<Moving>, String> {
         let mut command = kedge_again();
-        command.args(["migrate", name, "--to", to]).args(options).stdout(Stdio::null());
+        command.args(["migrate", name, "--json", "--to", to]).args(options);
         let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
-        match output.status.success() {
-            true => Ok(begin.elapsed().as_secs_f64()),
-            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
         }
+        let told = String::from_utf8_lossy(&output.stdout);
+        Ok(told.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
     /// Checkpoints it as users do, while it beats until a second after the pause: the longest gap

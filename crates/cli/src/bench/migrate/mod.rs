@@ -1,10 +1,15 @@
 //! `kedge bench migrate`: what a move of its devices costs a program, by the program's own clock.
 
-use super::far::{Server, serve};
+mod iterations;
+mod record;
+
+use super::far::{Server, line_to, serve};
+use super::parts::{Part, wanted};
 use super::process::job::Job;
 use crate::size::Size;
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::{Held, Series};
+use kedge_remote::{MeasureError, Measuring};
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,6 +27,7 @@ const SETTLES: Duration = Duration::from_millis(500);
 
 const REGIONS_FIGURE: &str = "move of 10,000 regions of 4 KiB beside one of as many bytes";
 const BESIDE: &str = "beats while it moves, 1 Gbit/s at most";
+const OF_LINE: &str = "of the line";
 /// That rate, and moves at it.
 const RATE: [&str; 2] = ["--rate", "119M"];
 const SLOWLY: usize = 2;
@@ -54,10 +60,21 @@ impl<'a> Bench<'a> {
         Ok(Bench { near, far, dir, size, _server })
     }
 
-    pub(super) fn run(&self, sink: Sink<'_>) -> Result<(), String> {
-        self.pauses(sink)?;
-        self.whole(sink)?;
-        self.regions(sink)
+    pub(super) fn run(&self, parts: &[Part], sink: Sink<'_>) -> Result<(), String> {
+        for (part, measure) in [
+            (Part::Pauses, Bench::pauses as fn(&Bench<'a>, Sink<'_>) -> Result<(), String>),
+            (Part::Whole, Bench::whole),
+            (Part::Regions, Bench::regions),
+            (Part::Record, |bench, sink| record::run(bench.near, bench.dir, sink)),
+            (Part::Iterations, |bench, sink| {
+                iterations::run(bench.near, &bench.far, bench.dir, sink)
+            }),
+        ] {
+            if wanted(parts, part) {
+                measure(self, sink)?;
+            }
+        }
+        Ok(())
     }
 
     fn job(&self, held: &Held) -> Result<Job, String> {
@@ -107,19 +124,33 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// How fast all of a program's memory moves that does not change.
+    /// How fast all of a program's memory moves that does not change, and beside the line by
+    /// itself, one stream of TCP to the same server.
     fn whole(&self, sink: Sink<'_>) -> Result<(), String> {
         let mut job = self.job(&Held::noise(self.size as usize))?;
         let (near, far) = (self.near.to_string(), self.far.to_string());
+        let gib = |seconds: f64| self.size as f64 / seconds / f64::from(1 << 30);
         job.ask("rest")?;
-        for (way, places) in [("here to here", [&near, &near]), ("there and back", [&far, &near])] {
-            let mut rates = Vec::new();
-            for to in places.into_iter().cycle().take(2 * ROUNDS) {
-                rates.push(self.size as f64 / job.migrate(to)? / f64::from(1 << 30));
+        let name = |way: &str| format!("whole move of {}, {way}", Size(self.size));
+        let here: Result<Vec<f64>, String> =
+            (0..2 * ROUNDS).map(|_| job.migrate(&near).map(gib)).collect();
+        sink(Series { name: name("here to here"), unit: "GiB/s".into(), samples: here? });
+        let mut line = line_to(&self.far)?;
+        let (mut rates, mut ratios) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            for (to, carry) in [
+                (&far, Measuring::send as fn(&mut Measuring, u64) -> Result<f64, MeasureError>),
+                (&near, Measuring::receive),
+            ] {
+                let by_itself = carry(&mut line, self.size).map_err(|error| error.to_string())?;
+                let seconds = job.migrate(to)?;
+                rates.push(gib(seconds));
+                ratios.push(by_itself / seconds);
             }
-            let name = format!("whole move of {}, {way}", Size(self.size));
-            sink(Series { name, unit: "GiB/s".into(), samples: rates });
         }
+        let name = name("there and back");
+        sink(Series { name: name.clone(), unit: "GiB/s".into(), samples: rates });
+        sink(Series { name, unit: OF_LINE.into(), samples: ratios });
         job.end();
         Ok(())
     }
@@ -148,12 +179,16 @@ fn pause(size: &str, way: &str) -> String {
 }
 
 /// What a figure should be.
-pub(super) fn target(name: &str) -> Option<f64> {
+pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
     if name.starts_with("pause of a move, 1.0 GiB") {
         return Some(50.0);
     }
-    if name.starts_with(BESIDE) {
+    if name.starts_with(BESIDE) || unit == OF_LINE {
         return Some(0.9);
     }
-    (name == REGIONS_FIGURE).then_some(1.2)
+    match name {
+        REGIONS_FIGURE => Some(1.2),
+        record::FIGURE => Some(0.1),
+        _ => None,
+    }
 }
