@@ -27,7 +27,7 @@ pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), Engine
     let threads = pids.iter().zip(threads);
     let all: Vec<(pid_t, pid_t)> =
         threads.flat_map(|(pid, tids)| tids.into_iter().map(|tid| (*pid, tid))).collect();
-    several::try_each(&all, |(pid, tid)| match own.objection(&filters_of(*pid, *tid)) {
+    several::try_each(&all, |(pid, tid)| match own.objection(&filters_of(*tid)) {
         Some(what) => Err(EngineError::unsupported(*pid, format!("its thread {tid} {what}"))),
         None => Ok(()),
     })?;
@@ -55,7 +55,7 @@ static OWN: OnceLock<Own> = OnceLock::new();
 
 fn own_filters() -> Own {
     let own = std::process::id() as pid_t;
-    let filters = filters_of(own, own);
+    let filters = filters_of(own);
     Own { filters, spare: filters == Filters::None || calls_are_spared() }
 }
 
@@ -88,8 +88,8 @@ impl Own {
 }
 
 /// Returns the filters of a thread. One that has ended has none.
-fn filters_of(pid: pid_t, tid: pid_t) -> Filters {
-    let Ok(status) = proc::bytes(format!("/proc/{pid}/task/{tid}/status")) else {
+fn filters_of(tid: pid_t) -> Filters {
+    let Ok(status) = proc::bytes(format!("/proc/{tid}/status")) else {
         return Filters::None;
     };
     match field(&status, b"Seccomp:") {
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_thread_without_a_filter_has_none() {
         let pid = std::process::id() as pid_t;
-        assert_eq!(filters_of(pid, pid), Filters::None);
+        assert_eq!(filters_of(pid), Filters::None);
         refuse([pid]).unwrap();
     }
 

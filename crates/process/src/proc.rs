@@ -1,6 +1,6 @@
 //! What /proc says of a process, parsed.
 
-use crate::EngineError;
+use crate::{EngineError, several};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -43,8 +43,8 @@ fn failed(pid: pid_t, source: io::Error) -> EngineError {
 }
 
 /// The name of a thread; empty if it has ended.
-pub(crate) fn name(pid: pid_t, tid: pid_t) -> String {
-    let name = bytes(format!("/proc/{pid}/task/{tid}/comm")).map(lossy).unwrap_or_default();
+pub(crate) fn name(tid: pid_t) -> String {
+    let name = bytes(format!("/proc/{tid}/comm")).map(lossy).unwrap_or_default();
     name.trim_end_matches('\n').to_owned()
 }
 
@@ -119,17 +119,17 @@ pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
 /// they are listed and can be traced like the program's, and run none of its code.
 pub(crate) fn own_threads(pid: pid_t) -> Vec<pid_t> {
     let mut threads = threads(pid);
-    threads.retain(|tid| *tid == pid || !works_for_the_kernel(pid, *tid));
+    threads.retain(|tid| !works_for_the_kernel(pid, *tid));
     threads
 }
 
 /// Whether the kernel has made the thread. Its name is a first hint, which takes less to read.
-fn works_for_the_kernel(pid: pid_t, tid: pid_t) -> bool {
+pub(crate) fn works_for_the_kernel(pid: pid_t, tid: pid_t) -> bool {
     const NAME: &str = "iou-";
     /// PF_IO_WORKER (include/linux/sched.h), since Linux 5.12.
     const WORKER: i64 = 1 << 4;
     let worker = |stat: Stat| stat.get(Field::Flags) & WORKER != 0;
-    name(pid, tid).starts_with(NAME) && Stat::of_thread(tid).is_ok_and(worker)
+    tid != pid && name(tid).starts_with(NAME) && Stat::of_thread(tid).is_ok_and(worker)
 }
 
 fn numbers(folder: &str) -> Vec<i32> {
@@ -149,7 +149,8 @@ pub(crate) fn children(pid: pid_t) -> Vec<pid_t> {
 pub(crate) fn children_by_thread(pid: pid_t) -> Vec<Vec<pid_t>> {
     let of = |tid| bytes(format!("/proc/{pid}/task/{tid}/children")).map(lossy).ok();
     let numbers = |list: String| list.split_whitespace().flat_map(str::parse).collect();
-    threads(pid).into_iter().filter_map(of).map(numbers).collect()
+    let lists = several::each(&threads(pid), |tid| of(*tid));
+    lists.into_iter().flatten().map(numbers).collect()
 }
 
 /// `/proc/PID/stat`, what the engine needs of it.

@@ -3,7 +3,7 @@
 mod side;
 
 use crate::proc::{self, Field, Stat, Status};
-use crate::{EngineError, Thread, filters, plugins, reap};
+use crate::{EngineError, Thread, filters, plugins, reap, several};
 use libc::pid_t;
 use side::stop_processes;
 use std::collections::BTreeSet;
@@ -235,8 +235,11 @@ fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<Vec<pid_t>> {
     let mut known = BTreeSet::new();
     let mut next = roots.now();
     while !next.is_empty() {
-        next.retain(|pid| known.insert(*pid) && own(pid));
-        let children = next.iter().flat_map(|pid| proc::children(*pid)).collect();
+        next.retain(|pid| known.insert(*pid));
+        let are_own = several::each(&next, own);
+        let mut are_own = are_own.into_iter();
+        next.retain(|_| are_own.next() == Some(true));
+        let children = several::each(&next, |pid| proc::children(*pid)).concat();
         found.push(std::mem::replace(&mut next, children));
     }
     found

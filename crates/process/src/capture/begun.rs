@@ -2,7 +2,8 @@
 
 use super::{
     Captured, JOB_FILE, Options, Together, aio, hold, identify, objects, process, refuse,
-    refuse_deadly_parents, rings, survey, survey_ahead, told::Told,
+    refuse_deadly_parents, rings, survey, survey_ahead,
+    told::{Told, ToldThread},
 };
 use crate::clocks::Clocks;
 use crate::kernel::{self, Stops};
@@ -194,9 +195,11 @@ fn told(
     let here = refuse::Here::now()?;
     let each = answering(stopped).into_iter().zip(common.ids).zip(mappings);
     let each: Vec<((pid_t, &Ids), &Vec<Mapping>)> = each.collect();
-    several::try_each(&each, |((pid, ids), mappings)| {
+    let mut told = several::try_each(&each, |((pid, ids), mappings)| {
         Told::of(*pid, **ids, mappings, common, &here)
-    })
+    })?;
+    ToldThread::add(stopped, &mut told)?;
+    Ok(told)
 }
 
 /// The thread that answers for each process.

@@ -8,7 +8,7 @@ pub(super) use super::lookup::Lookup;
 use super::memory::Unmapped;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
-use super::told::Told;
+use super::told::{Told, ToldThread};
 use super::{Ahead, Options, guards, undo};
 use crate::aio;
 use crate::freeze::beside;
@@ -73,7 +73,7 @@ pub(super) fn look(
 ) -> Result<Looked, EngineError> {
     let pid = process.main.pid();
     let mut mappings = told.mappings(mappings);
-    let Told { status, vdso, mut state, .. } = told;
+    let Told { status, vdso, mut state, threads, .. } = told;
     add_signals(process, &mut state)?;
     (state.files, state.mappings) =
         describe_mappings(process.pid, &mappings, common, objects, &mut session.shared, &vdso)?;
@@ -83,7 +83,8 @@ pub(super) fn look(
     let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
     guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
     let ways = Rc::new(Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status)));
-    let asked = ask_live(process, &mappings, &ways, &mut state, &mut session.shared);
+    let session_shared = &mut session.shared;
+    let asked = ask_live(process, &mappings, &ways, (&mut state, threads), session_shared);
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
     let aio = undo.and_then(|()| contexts::save(&mut process.main, &ways, &state));
@@ -243,10 +244,12 @@ fn ask_live(
     process: &mut StoppedProcess,
     mappings: &[Mapping],
     ways: &Ways,
-    state: &mut ProcessState,
+    (state, threads): (&mut ProcessState, Vec<ToldThread>),
     shared: &mut Shared,
 ) -> Result<(), EngineError> {
-    let StoppedProcess { pid, main, others, .. } = process;
+    let StoppedProcess { main, others, .. } = process;
+    let mut threads = threads.into_iter();
+    let mut told = || threads.next().ok_or(EngineError::Nonsense("a thread was not looked at"));
     let scratch = Scratch::of(main.pid(), mappings, ways)?;
     if shared.asks_of(mappings) && scratch.forgets_children(main)? {
         shared.distrust();
@@ -259,13 +262,13 @@ fn ask_live(
     let ids: Vec<i32> = state.posix_timers.iter().map(|timer| timer.id).collect();
     let times = scratch.ask_timers(main, &ids)?;
     state.posix_timers.iter_mut().zip(times).for_each(|(timer, time)| timer.time = time);
-    let mut places = Places::among(*pid, mappings);
+    let mut places = Places::among(process.pid, mappings);
     let rseq = rseq::of(main, ways, &mut places)?;
-    state.threads.push(describe_thread(*pid, main, answers, rseq)?);
+    state.threads.push(describe_thread(main, told()?, answers, rseq)?);
     for thread in others {
         let answers = scratch.ask_thread(thread)?;
         let rseq = rseq::of(thread, ways, &mut places)?;
-        state.threads.push(describe_thread(*pid, thread, answers, rseq)?);
+        state.threads.push(describe_thread(thread, told()?, answers, rseq)?);
     }
     if let Some(status) = process.first_ended {
         let first = ended(process.pid, status, ways.outside(), &state.threads[0])?;
@@ -293,7 +296,7 @@ fn ended(
     registers.rdi = (status >> 8 & 0xff) as u64;
     Ok(ThreadState {
         tid: pid,
-        name: proc::name(pid, pid),
+        name: proc::name(pid),
         registers: sys::words(&registers).to_vec(),
         mask: BLOCKED,
         pending: Vec::new(),
@@ -306,27 +309,28 @@ fn ended(
 }
 
 fn describe_thread(
-    pid: pid_t,
     thread: &Thread,
+    told: ToldThread,
     answers: ThreadAnswers,
     rseq: Registration,
 ) -> Result<ThreadState, EngineError> {
     let tid = thread.pid();
+    let ToldThread { name, robust_list, nice, policy, io_priority, affinity } = told;
     Ok(ThreadState {
         tid,
-        name: proc::name(pid, tid),
+        name,
         registers: sys::words(&begun_anew(thread)).to_vec(),
         // Calls leave them alone.
         extended: Hex(sys::extended(tid)?),
         mask: thread.mask(),
         pending: hex(sys::pending(tid, false)?),
         alternate_stack: answers.alternate_stack,
-        robust_list: sys::robust_list(tid)?,
+        robust_list,
         clear_tid: answers.clear_tid,
         rseq: (rseq.address, rseq.length, rseq.signature),
-        nice: sys::nice(tid)?,
-        policy: sys::policy(tid)?,
-        io_priority: sys::io_priority(tid),
-        affinity: sys::affinity(tid)?,
+        nice,
+        policy,
+        io_priority,
+        affinity,
     })
 }

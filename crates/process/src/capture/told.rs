@@ -7,10 +7,12 @@ use crate::attributes::Attributes;
 use crate::maps::{self, Mapping};
 use crate::proc::{self, Field, Stat, Status};
 use crate::state::{Credentials, Ids, MemoryMap, ProcessState, RemovedFolder};
+use crate::stop::{StoppedJob, StoppedProcess};
 use crate::vdso::Vdso;
-use crate::{EngineError, huge, plugins, timers};
+use crate::{EngineError, Thread, huge, plugins, several, sys, timers};
 use libc::pid_t;
 use std::fs;
+use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -43,6 +45,46 @@ pub(super) struct Told {
     pub(super) vdso: Vdso,
     /// Without what only its tracer sees.
     pub(super) state: ProcessState,
+    /// Its threads, the one that answers for it first: [`ToldThread::add`] adds them.
+    pub(super) threads: Vec<ToldThread>,
+}
+
+/// What everybody may ask of a stopped thread.
+pub(super) struct ToldThread {
+    pub(super) name: String,
+    pub(super) robust_list: (u64, u64),
+    pub(super) nice: i32,
+    pub(super) policy: (i32, i32),
+    pub(super) io_priority: i32,
+    pub(super) affinity: Vec<u64>,
+}
+
+impl ToldThread {
+    /// Adds the threads of `stopped` to what is `told` of each of its processes. A process may have
+    /// thousands of them, so that they are divided, and not the processes.
+    pub(super) fn add(stopped: &StoppedJob, told: &mut [Told]) -> Result<(), EngineError> {
+        let of = |process: &StoppedProcess| {
+            let others = process.others.iter().map(Thread::pid);
+            iter::once(process.main.pid()).chain(others).collect::<Vec<_>>()
+        };
+        let tids: Vec<Vec<pid_t>> = stopped.processes.iter().map(of).collect();
+        let mut all = several::try_each(&tids.concat(), |tid| ToldThread::of(*tid))?.into_iter();
+        for (told, tids) in told.iter_mut().zip(tids) {
+            told.threads.extend(all.by_ref().take(tids.len()));
+        }
+        Ok(())
+    }
+
+    fn of(tid: pid_t) -> Result<ToldThread, EngineError> {
+        Ok(ToldThread {
+            name: proc::name(tid),
+            robust_list: sys::robust_list(tid)?,
+            nice: sys::nice(tid)?,
+            policy: sys::policy(tid)?,
+            io_priority: sys::io_priority(tid),
+            affinity: sys::affinity(tid)?,
+        })
+    }
 }
 
 impl Told {
@@ -65,7 +107,7 @@ impl Told {
         let flagged = flagged(pid, &status, mappings)?;
         let vdso = Vdso::among(pid, mappings)?;
         let state = describe(pid, ids, &status, common)?;
-        Ok(Told { status, flagged, vdso, state })
+        Ok(Told { status, flagged, vdso, state, threads: Vec::new() })
     }
 
     /// The mappings that are the program's, of all `mappings`.

@@ -72,10 +72,12 @@ impl Stopping<'_> {
 
     /// Asks the threads that it has now. Those that an exec() has ended are no more.
     fn ask_others(&mut self) -> Result<(), EngineError> {
-        let now = proc::own_threads(self.pid);
+        let now = proc::threads(self.pid);
         self.others.retain(|tid, _| now.binary_search(tid).is_ok());
         for tid in now {
-            if tid == self.pid || self.others.contains_key(&tid) || self.gone.contains(&tid) {
+            let known = tid == self.pid || self.others.contains_key(&tid);
+            // Which of them are the kernel's is asked of new ones only: each look costs.
+            if known || self.gone.contains(&tid) || proc::works_for_the_kernel(self.pid, tid) {
                 continue;
             }
             match self.watch.asking(tid, || ask(self.pid, tid)) {
