@@ -127,7 +127,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
             // Whoever has its name by now is another one.
             return Err(AskError::Ended(args.job.clone()).into());
         }
-        let moved = control::migrate(&jobs, &args.job, &order(args), |moving| voice.moves(moving));
+        let tell = |moving: &Moving| voice.moves(moving);
+        let moved = control::migrate(&jobs, &args.job, mover.by(), &order(args), tell);
         match moved {
             Ok(()) => return Ok(voice.printed?),
             // A job that goes back does not answer meanwhile.

@@ -98,6 +98,11 @@ impl<'a> Mover<'a> {
         mover
     }
 
+    /// What supervises it; `None` where no job of that name ran.
+    pub(crate) fn by(&self) -> Option<Supervisor> {
+        self.by
+    }
+
     /// Whether it is still that job.
     pub(crate) fn runs(&self) -> bool {
         self.by.is_some() && Supervisor::of(self.jobs, self.job) == self.by

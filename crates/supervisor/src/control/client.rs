@@ -2,6 +2,7 @@
 
 use crate::jobs::{JobError, JobName, Jobs, State};
 use crate::left;
+use crate::mover::Supervisor;
 use kedge_control::job::{
     Ask, FailureKind, Kill, Migrate, Moving, Order, Progress, Reply, Request, VERSION, receive,
     send,
@@ -132,16 +133,23 @@ pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
     }
 }
 
-/// Moves the devices of the job `name` while it runs, and tells how far that is.
+/// Moves the devices of the job `name` while it runs, and tells how far that is. With `of`, only
+/// those of the job that this has supervised until now, and none of a later job of its name.
 pub fn migrate(
     jobs: &Jobs,
     name: &JobName,
+    of: Option<Supervisor>,
     order: &Migrate,
     mut tell: impl FnMut(&Moving),
 ) -> Result<(), AskError> {
     let control = reach(jobs, name)?;
     let silent = |source| AskError::Silent { job: name.clone(), source };
-    let stream = ask(&control, Ask::Migrate(order.clone())).map_err(silent)?;
+    let stream = kedge_socket::address::connect(&control).map_err(silent)?;
+    // Who answers is known from here on, and has the job's name for as long as it lives.
+    if of.is_some() && Supervisor::of(jobs, name) != of {
+        return Err(AskError::Ended(name.clone()));
+    }
+    put(&stream, Ask::Migrate(order.clone())).map_err(silent)?;
     loop {
         match receive(&stream).map_err(silent)? {
             Reply::Moving(moving) => {
@@ -267,6 +275,10 @@ pub(crate) fn settle(control: &Path, deadline: Option<Instant>) {
 
 fn ask(control: &Path, ask: Ask) -> io::Result<UnixStream> {
     let stream = kedge_socket::address::connect(control)?;
-    send(&stream, &Request { version: VERSION, ask })?;
+    put(&stream, ask)?;
     Ok(stream)
+}
+
+fn put(stream: &UnixStream, ask: Ask) -> io::Result<()> {
+    send(stream, &Request { version: VERSION, ask })
 }

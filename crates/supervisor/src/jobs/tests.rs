@@ -1,5 +1,8 @@
 use super::lock::DYING;
 use super::*;
+use crate::Supervisor;
+use crate::control::{self, AskError, Migrate};
+use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
@@ -358,4 +361,42 @@ fn the_next_checkpoint_is_told_while_the_job_runs() {
     assert_eq!(world.0.next_checkpoint(&name), Some(1234));
     dir.retire();
     assert_eq!(world.0.next_checkpoint(&name), None, "it has ended");
+}
+
+/// The name may have got another job between the last look at it and the connection.
+#[test]
+fn a_move_of_one_job_is_not_asked_of_another_of_its_name() {
+    let world = World::new("another");
+    let name: JobName = "j".parse().unwrap();
+    let dir = world.0.create(&name).unwrap();
+    dir.write_meta(&meta(&name, State::Running)).unwrap();
+    let listener = UnixListener::bind(world.0.control_path(&name)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let order: Migrate =
+        serde_json::from_str(r#"{"to":"soft","max_pause_ms":50,"rounds":8}"#).unwrap();
+    let ask = |of| control::migrate(&world.0, &name, of, &order, |_| ());
+    let another = "2:7".parse().unwrap();
+    let asked = ask(Some(another));
+    assert!(matches!(asked, Err(AskError::Ended(_))), "{asked:?}");
+    let mut said = Vec::new();
+    while let Ok((mut stream, _)) = listener.accept() {
+        stream.set_nonblocking(false).unwrap();
+        stream.read_to_end(&mut said).unwrap();
+    }
+    assert_eq!(said, b"", "it was asked");
+    // Its own is asked.
+    let own = Supervisor::of(&world.0, &name);
+    assert_ne!(own, Some(another));
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(own));
+        let mut said = [0; 4];
+        while said == [0; 4] {
+            if let Ok((mut stream, _)) = listener.accept() {
+                stream.set_nonblocking(false).unwrap();
+                // A connection that only finds out whether anybody listens says nothing.
+                let _ = stream.read_exact(&mut said);
+            }
+        }
+        drop(asked);
+    });
 }
