@@ -307,6 +307,11 @@ impl Jobs {
         current(&self.job_dir(name))
     }
 
+    /// Whether somebody has the name `name`, for a job that may not have come to be as yet.
+    pub(crate) fn begins(&self, name: &JobName) -> bool {
+        is_locked(&self.job_dir(name))
+    }
+
     /// Forgets the job `name`, unless it runs.
     pub fn remove(&self, name: &JobName) {
         let dir = self.job_dir(name);

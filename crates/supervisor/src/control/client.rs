@@ -1,6 +1,6 @@
 //! The asking side.
 
-use crate::jobs::{JobError, JobName, Jobs, State};
+use crate::jobs::{JobError, JobName, Jobs, Meta, State};
 use crate::left;
 use crate::mover::Supervisor;
 use kedge_control::job::{
@@ -190,7 +190,7 @@ fn runs(jobs: &Jobs, name: &JobName) -> bool {
 
 /// Where the running job `name` answers.
 fn reach(jobs: &Jobs, name: &JobName) -> Result<PathBuf, AskError> {
-    match jobs.find(name) {
+    match find(jobs, name) {
         None => return Err(AskError::Unknown(name.clone())),
         Some(meta) if meta.state == State::Unsupervised => {
             // A restarted job's init answers without it.
@@ -204,6 +204,19 @@ fn reach(jobs: &Jobs, name: &JobName) -> Result<PathBuf, AskError> {
     let control = jobs.control_path(name);
     wait_for(&control);
     Ok(control)
+}
+
+/// The job `name`. One that is being started has its name before it says anything of itself.
+fn find(jobs: &Jobs, name: &JobName) -> Option<Meta> {
+    let begin = Instant::now();
+    loop {
+        match jobs.find(name) {
+            None if jobs.begins(name) && begin.elapsed() < BEGINNING => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            found => return found,
+        }
+    }
 }
 
 /// A job that has just been started or restarted answers in a moment: a socket that is there may

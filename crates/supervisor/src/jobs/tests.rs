@@ -400,3 +400,22 @@ fn a_move_of_one_job_is_not_asked_of_another_of_its_name() {
         drop(asked);
     });
 }
+
+/// From when it has the name until it says what it is.
+#[test]
+fn a_job_that_is_being_started_is_waited_for() {
+    let world = World::new("beginning");
+    let name: JobName = "j".parse().unwrap();
+    let order: Migrate =
+        serde_json::from_str(r#"{"to":"soft","max_pause_ms":50,"rounds":8}"#).unwrap();
+    let ask = || control::migrate(&world.0, &name, None, &order, |_| ());
+    assert!(matches!(ask(), Err(AskError::Unknown(_))));
+    let dir = world.0.create(&name).unwrap();
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(ask);
+        thread::sleep(Duration::from_millis(50));
+        dir.write_meta(&meta(&name, State::Exited(0))).unwrap();
+        let asked = asked.join().unwrap();
+        assert!(matches!(asked, Err(AskError::Ended(_))), "{asked:?}");
+    });
+}
