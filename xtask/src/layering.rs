@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 16] = [
+const WITHOUT_UNSAFE: [&str; 17] = [
     "cache",
     "cli",
     "control",
@@ -17,6 +17,7 @@ const WITHOUT_UNSAFE: [&str; 16] = [
     "image",
     "kernel-cache",
     "pages",
+    "pmi",
     "protocol",
     "ptx",
     "remote",
