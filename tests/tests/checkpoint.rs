@@ -229,6 +229,29 @@ fn images_come_at_intervals() {
     job.kill();
 }
 
+/// By what the checkpoints before cost; and the job that comes back from an image goes on so.
+#[test]
+fn automatic_intervals_follow_the_cost() {
+    let place = Place::mine("ckauto");
+    let mut job = place.steps_with(&["--interval", "auto,2s"], [1000, 10, 0, 1]);
+    let come = |more: usize| {
+        let (begin, before) = (Instant::now(), place.names().len());
+        while place.names().len() < before + more {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", place.log());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    come(2);
+    let told = |log: &str| log.contains("a checkpoint every") && log.contains("auto,TIME");
+    assert!(told(&place.log()), "{}", place.log());
+    let jobs = place.json(&["top", "--json"]);
+    assert!(jobs[0]["interval_seconds"].as_f64().is_some_and(|seconds| seconds >= 1.0), "{jobs}");
+    job.kill();
+    let mut again = place.restart(&place.images(), &job.nonce);
+    come(1);
+    again.kill();
+}
+
 #[test]
 fn sigterm_is_passed_on_after_the_last_image() {
     let place = Place::mine("ckterm");

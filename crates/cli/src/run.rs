@@ -13,7 +13,7 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::stats::JobStats;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
-use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
+use kedge_supervisor::policy::{self, Interval, JobGpu, OnTerm, Policy};
 use kedge_supervisor::{End, Ended, Far, JobSpec, MoveTo, Outcome, RestartSpec, RunError, die_of};
 use kedge_supervisor::{kedge_again, resume};
 use std::ffi::OsString;
@@ -152,9 +152,11 @@ pub(crate) struct CheckpointArgs {
     /// another builds on it [default: keep all]
     #[arg(long, value_name = "N")]
     keep: Option<NonZeroU32>,
-    /// Checkpoint the job every so often, such as 10m or 1.5h
-    #[arg(long, value_name = "TIME")]
-    interval: Option<Time>,
+    /// Checkpoint the job every so often, such as 10m or 1.5h; auto: as often as loses the least
+    /// work, by what its checkpoints cost, where the job is lost every so often [default for auto:
+    /// auto,24h]
+    #[arg(long, value_name = "TIME|auto[,TIME]", value_parser = interval)]
+    interval: Option<Interval>,
     /// Store only what has changed since the image before, where the kernel can tell (Linux 6.7)
     #[arg(long)]
     incremental: bool,
@@ -185,6 +187,22 @@ pub(crate) struct CheckpointArgs {
     requeue_exit: Option<u8>,
 }
 
+/// `10m`, `auto` or `auto,12h`.
+fn interval(text: &str) -> Result<Interval, String> {
+    let time = |text: &str| match text.parse::<Time>() {
+        Ok(Time(time)) if time < policy::MIN_INTERVAL => {
+            Err("shorter than a second: give 1s or more".to_owned())
+        }
+        Ok(Time(time)) => Ok(time),
+        Err(bad) => Err(bad.to_string()),
+    };
+    match text.split_once(',') {
+        None if text == "auto" => Ok(Interval::Auto { mtbf: policy::MTBF }),
+        Some(("auto", mtbf)) => time(mtbf).map(|mtbf| Interval::Auto { mtbf }),
+        _ => time(text).map(Interval::Every),
+    }
+}
+
 /// `checkpoint` or `checkpoint,30s`.
 fn on_term(text: &str) -> Result<OnTerm, String> {
     let (what, deadline) = match text.split_once(',') {
@@ -208,14 +226,10 @@ impl CheckpointArgs {
             Some(dir) => Some(std::path::absolute(dir)?),
             None => policy::default_dir().ok(),
         };
-        let interval = self.interval.map(|time| time.0);
-        if interval.is_some_and(|interval| interval < policy::MIN_INTERVAL) {
-            return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
-        }
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
         let requeue_exit = self.requeue_exit;
         let on_term = self.on_term.map(|on_term| OnTerm { requeue_exit, ..on_term });
-        let (keep, recover) = (self.keep, self.recover);
+        let (keep, interval, recover) = (self.keep, self.interval, self.recover);
         let (hold, warm) = (self.hold.map(|time| time.0), self.warm);
         Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold, warm, resume: false })
     }
@@ -350,6 +364,18 @@ pub(crate) fn conclude(end: Result<End, RunError>, quiet: bool) -> Result<ExitCo
 mod tests {
     use super::*;
     use clap::error::ErrorKind;
+
+    #[test]
+    fn intervals_are_read() {
+        let every = |seconds| Ok(Interval::Every(Duration::from_secs(seconds)));
+        let auto = |mtbf| Ok(Interval::Auto { mtbf });
+        assert_eq!((interval("10m"), interval("1s")), (every(600), every(1)));
+        assert_eq!(interval("auto"), auto(policy::MTBF));
+        assert_eq!(interval("auto,6h"), auto(Duration::from_secs(6 * 3600)));
+        for bad in ["", "900ms", "0", "auto,", "auto,10ms", "10m,6h", "Auto", "auto,6h,1h"] {
+            assert!(interval(bad).is_err(), "{bad}");
+        }
+    }
 
     /// What brings the job back knows nothing of the cache, which would stay.
     #[test]

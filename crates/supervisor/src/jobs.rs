@@ -35,6 +35,7 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
+pub use watched::Next;
 pub(crate) use watched::note_next;
 
 /// Finished jobs that are kept.

@@ -20,6 +20,7 @@ mod missed;
 mod mover;
 mod moving;
 mod owner;
+mod pace;
 mod parts;
 pub mod policy;
 mod postscript;

@@ -69,7 +69,7 @@ pub struct Policy {
     /// Images that are kept; `None`: all.
     pub keep: Option<NonZeroU32>,
     /// Between two checkpoints that nobody asks for.
-    pub interval: Option<Duration>,
+    pub interval: Option<Interval>,
     /// Checkpoint when this process is asked to end (SIGTERM), before the program is.
     #[serde(default)]
     pub on_term: Option<OnTerm>,
@@ -89,6 +89,29 @@ pub struct Policy {
     #[serde(default)]
     pub resume: bool,
 }
+
+/// The time between two checkpoints that nobody asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Interval {
+    Every(Duration),
+    /// The one that loses the least work, by what checkpoints turn out to cost.
+    Auto {
+        /// From one loss of the job to the next, on average.
+        mtbf: Duration,
+    },
+}
+
+impl Interval {
+    /// The same, if it is not too short.
+    fn checked(self) -> Option<Interval> {
+        let (Interval::Every(time) | Interval::Auto { mtbf: time }) = self;
+        (time >= MIN_INTERVAL).then_some(self)
+    }
+}
+
+/// From one loss of a job to the next where nobody says.
+pub const MTBF: Duration = Duration::from_secs(24 * 3600);
 
 /// Shortest time between two checkpoints that nobody asks for.
 pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
@@ -133,7 +156,7 @@ impl Policy {
         let settings = manifest.settings.clone();
         let policy = settings.and_then(|value| serde_json::from_value(value).ok());
         let mut policy: Policy = policy.unwrap_or_default();
-        policy.interval = policy.interval.filter(|interval| *interval >= MIN_INTERVAL);
+        policy.interval = policy.interval.and_then(Interval::checked);
         policy
     }
 
@@ -227,14 +250,14 @@ mod tests {
         let first = Policy {
             dir: Some("/old".into()),
             keep: NonZeroU32::new(3),
-            interval: Some(Duration::from_secs(60)),
+            interval: Some(Interval::Every(Duration::from_secs(60))),
             full_every: Some(FULL_EVERY),
             ..Policy::default()
         };
         let mut manifest = Manifest::new("j".into(), vec![], 1);
         assert_eq!(Policy::of_image(&manifest), Policy::default());
         manifest.settings = first.to_settings();
-        let interval = Some(Duration::from_secs(5));
+        let interval = Some(Interval::Auto { mtbf: MTBF });
         let second = Policy { dir: Some("/new".into()), interval, ..Policy::default() };
         let inherited = second.or(Policy::of_image(&manifest));
         assert_eq!(inherited, Policy { keep: first.keep, full_every: first.full_every, ..second });

@@ -2,9 +2,10 @@
 //! nobody asks for. They are asked for on the job's own control socket, because in a restarted job
 //! another process takes them.
 
-use crate::control::{self, Order, TakeError, Until};
-use crate::jobs;
+use crate::control::{self, Order, Progress, TakeError, Until};
+use crate::jobs::{self, Next};
 use crate::missed::Missed;
+use crate::pace::Pace;
 use crate::policy::{OnTerm, Policy};
 use crate::signals::{Signal, Signals};
 use kedge_control::joblog::JobLog;
@@ -31,7 +32,7 @@ impl Watch {
     /// until no checkpoint is under way.
     pub(crate) fn wait<T>(&self, signals: &Signals, mut ended: impl FnMut() -> Option<T>) -> T {
         if let Some(interval) = self.policy.interval {
-            self.checkpoint_every(interval);
+            self.checkpoint_at(Pace::new(interval));
         }
         // From the first SIGTERM on; `None` in it: as long as it takes.
         let mut ending: Option<Option<Instant>> = None;
@@ -56,19 +57,25 @@ impl Watch {
         self.policy.on_term.is_some()
     }
 
-    fn checkpoint_every(&self, interval: Duration) {
+    fn checkpoint_at(&self, mut pace: Pace) {
         let (control, log, missed) = (self.control.clone(), self.log.clone(), self.missed.clone());
         let all = move || {
-            let mut next = Instant::now() + interval;
+            let mut begun = Instant::now();
             loop {
-                tell_next(&control, next);
+                let every = pace.next();
+                let next = Instant::now().max(begun + every);
+                tell_next(&control, next, every);
                 thread::sleep(next.saturating_duration_since(Instant::now()));
-                next = Instant::now().max(next + interval);
-                let taken = take_one(&control, Until::Durable, None);
+                begun = next;
+                let tell = |progress: &Progress| pace.heard(progress);
+                let taken = take_one(&control, Until::Durable, None, tell);
                 if let Err(error) = &taken {
                     log.line(&format!("interval checkpoint: {error}"));
                 }
                 missed.took(&taken);
+                if let Some(news) = pace.news() {
+                    log.note(&news);
+                }
             }
         };
         if thread::Builder::new().name("interval".into()).spawn(all).is_err() {
@@ -85,7 +92,8 @@ impl Watch {
         let (missed, since) = (self.missed.clone(), jobs::now());
         let last_word = move || {
             let (done, captured) = mpsc::channel();
-            let taking = move || done.send(take_one(&control, Until::Captured, deadline));
+            let taken = move || take_one(&control, Until::Captured, deadline, |_| {});
+            let taking = move || done.send(taken());
             let taking = thread::Builder::new().name("last image".into()).spawn(taking);
             let result = match deadline {
                 Some(at) => captured.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -113,21 +121,27 @@ impl Watch {
     }
 }
 
-/// Notes when the next checkpoint is due. Nothing but what is shown depends on it: who has no room
-/// for that is told by the checkpoint itself.
-fn tell_next(control: &Path, next: Instant) {
+/// Notes when the next checkpoint is due, and how often they come. Nothing but what is shown
+/// depends on it: who has no room for that is told by the checkpoint itself.
+fn tell_next(control: &Path, next: Instant, every: Duration) {
     let left = next.saturating_duration_since(Instant::now());
-    let _ = jobs::note_next(control, jobs::now().saturating_add(left.as_secs_f64().round() as u64));
+    let at = jobs::now().saturating_add(left.as_secs_f64().round() as u64);
+    let _ = jobs::note_next(control, &Next { at, every });
 }
 
 /// A checkpoint as the job's policy has it, after the one that may be under way.
-fn take_one(control: &Path, until: Until, deadline: Option<Instant>) -> Result<(), TakeError> {
+fn take_one(
+    control: &Path,
+    until: Until,
+    deadline: Option<Instant>,
+    mut tell: impl FnMut(&Progress),
+) -> Result<(), TakeError> {
     loop {
         // What is captured before the program ends is the last of it: whoever restarts it later
         // wants to know.
         let (ahead, verify) = (matches!(until, Until::Durable), matches!(until, Until::Captured));
         let order = Order { ahead, verify, ..Order::default() };
-        match control::take(control, &order, until, |_| {}) {
+        match control::take(control, &order, until, &mut tell) {
             Err(TakeError::Failed { busy: true, .. })
                 if deadline.is_none_or(|at| Instant::now() < at) =>
             {

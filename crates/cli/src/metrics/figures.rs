@@ -41,9 +41,9 @@ fn add_job(figures: &mut Figures, jobs: &Jobs, meta: &Meta, name: &JobName) {
     let help = "When the job began or came back, seconds since 1970.";
     let started = (vec![job()], meta.started as f64);
     figures.add("kedge_job_started_timestamp_seconds", "gauge", help, started);
-    if let Some(interval) = meta.policy.as_ref().and_then(|policy| policy.interval) {
+    if let Some(next) = jobs.next_checkpoint(name) {
         let help = "Time between two checkpoints that nobody asks for.";
-        let interval = (vec![job()], interval.as_secs_f64());
+        let interval = (vec![job()], next.every.as_secs_f64());
         figures.add("kedge_job_checkpoint_interval_seconds", "gauge", help, interval);
     }
     let counts = jobs.checkpoints(name);

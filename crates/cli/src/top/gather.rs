@@ -213,14 +213,15 @@ impl Gatherer {
             _ => None,
         };
         let log = name.map(|name| self.jobs.log_path(name)).unwrap_or_default();
+        let next = name.filter(|_| running).and_then(|name| self.jobs.next_checkpoint(name));
         Job {
             tail: if is_chosen { tail::of(&log, LINES) } else { Vec::new() },
             log,
             image: name.and_then(|name| self.jobs.last_image(name)),
             checkpoints: name.map(|name| self.jobs.checkpoints(name)).unwrap_or_default(),
             held: name.filter(|_| running).and_then(|name| self.jobs.held(name)),
-            interval: meta.policy.as_ref().and_then(|policy| policy.interval),
-            next: name.filter(|_| running).and_then(|name| self.jobs.next_checkpoint(name)),
+            interval: next.map(|next| next.every),
+            next: next.map(|next| next.at),
             name: meta.name,
             state: meta.state,
             supervisor: meta.supervisor,

@@ -357,8 +357,9 @@ fn the_next_checkpoint_is_told_while_the_job_runs() {
     let dir = world.0.create(&name).unwrap();
     dir.write_meta(&meta(&name, State::Running)).unwrap();
     assert_eq!(world.0.next_checkpoint(&name), None);
-    note_next(&dir.control(), 1234).unwrap();
-    assert_eq!(world.0.next_checkpoint(&name), Some(1234));
+    let next = Next { at: 1234, every: Duration::from_millis(1500) };
+    note_next(&dir.control(), &next).unwrap();
+    assert_eq!(world.0.next_checkpoint(&name), Some(next));
     dir.retire();
     assert_eq!(world.0.next_checkpoint(&name), None, "it has ended");
 }

@@ -5,25 +5,28 @@ use kedge_control::usage;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The file that tells of the next checkpoint.
 const NEXT: &str = "next.json";
 /// Sockets that are looked at: a job has fewer processes that use devices.
 const MOST_SOCKETS: usize = 4096;
 
-/// When the next checkpoint is due that nobody asks for: `next.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct Next {
-    /// Seconds since 1970.
-    at: u64,
+/// The next checkpoint that nobody asks for: `next.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Next {
+    /// When it is due, in seconds since 1970.
+    pub at: u64,
+    /// How often they come now.
+    pub every: Duration,
 }
 
 impl Jobs {
-    /// Returns when the next checkpoint of job `name`, which runs, is due that nobody asks for, in
-    /// seconds since 1970; `None` where there is none to come.
-    pub fn next_checkpoint(&self, name: &JobName) -> Option<u64> {
+    /// Returns the next checkpoint of job `name`, which runs, that nobody asks for; `None` where
+    /// there is none to come.
+    pub fn next_checkpoint(&self, name: &JobName) -> Option<Next> {
         let next = fs::read(self.job_dir(name).join(NEXT)).ok()?;
-        serde_json::from_slice::<Next>(&next).ok().map(|next| next.at)
+        serde_json::from_slice(&next).ok()
     }
 
     /// Returns the sockets at which the proxies of job `name` tell what they use, by name. Some may
@@ -49,10 +52,10 @@ impl JobDir {
     }
 }
 
-/// Notes beside the job's control socket when the next checkpoint is due, in seconds since 1970.
+/// Notes the next checkpoint beside the job's control socket.
 ///
 /// # Errors
 /// Where the file cannot be replaced.
-pub(crate) fn note_next(control: &Path, at: u64) -> Result<(), JobError> {
-    replace(&control.with_file_name(NEXT), &Next { at })
+pub(crate) fn note_next(control: &Path, next: &Next) -> Result<(), JobError> {
+    replace(&control.with_file_name(NEXT), next)
 }
