@@ -10,6 +10,7 @@ mod dir;
 mod former;
 mod joint;
 mod lock;
+mod only;
 mod places;
 mod watched;
 
@@ -74,8 +75,16 @@ pub enum JobError {
         "`{0}` is no job name: use up to 64 letters, digits, '.', '_', '-', the first one a letter or digit"
     )]
     BadName(String),
+    #[error(
+        "a kedge balance of yours runs on this host already{}: end it first", by_process(*pid)
+    )]
+    Balances { pid: Option<u32> },
     #[error("{job}: cannot join it: {why}")]
     Join { job: JobName, why: String },
+}
+
+fn by_process(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
 }
 
 fn remedy(error: &io::Error) -> &'static str {

@@ -420,3 +420,23 @@ fn a_job_that_is_being_started_is_waited_for() {
         assert!(matches!(asked, Err(AskError::Ended(_))), "{asked:?}");
     });
 }
+
+#[test]
+fn a_user_has_one_balance() {
+    let world = World::new("balance");
+    let lock = world.0.only_balance().unwrap();
+    let error = world.0.only_balance().unwrap_err();
+    let pid = std::process::id();
+    assert!(matches!(error, JobError::Balances { pid: Some(by) } if by == pid), "{error}");
+    assert!(error.to_string().contains(&format!("(process {pid}): end it first")), "{error}");
+    drop(lock);
+    let again = world.0.only_balance().unwrap();
+    assert!(world.0.list().unwrap().is_empty(), "it is no job");
+    drop(again);
+    // What lies there in its place is not waited for, and not written to.
+    let path = world.0.dir.with_file_name("balance.lock");
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+    assert!(matches!(world.0.only_balance(), Err(JobError::Io { .. })));
+    assert!(!path.with_file_name("elsewhere").exists());
+}

@@ -1,0 +1,36 @@
+//! What a user has one of on a host, at most.
+
+use super::{JobError, Jobs, io_error, try_lock};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Beside the folder of jobs: locked for as long as it runs, and its process id.
+const BALANCE: &str = "balance.lock";
+/// Bytes of such an id, at most.
+const LONGEST: u64 = 16;
+
+impl Jobs {
+    /// Takes the lock of the user's one `kedge balance` on this host, which lasts as long as the
+    /// file is open: until its process ends, however it ends.
+    ///
+    /// # Errors
+    /// Another one has it; the file cannot be made.
+    pub fn only_balance(&self) -> Result<File, JobError> {
+        let path = self.dir.with_file_name(BALANCE);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        // No FIFO is waited for, and no link followed.
+        let options = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let mut file = options.open(&path).map_err(io_error(&path))?;
+        if !try_lock(&file) {
+            let mut text = String::new();
+            let read = Read::by_ref(&mut file).take(LONGEST).read_to_string(&mut text);
+            let pid = read.ok().and_then(|_| text.trim().parse().ok());
+            return Err(JobError::Balances { pid });
+        }
+        let note = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        note.map_err(io_error(&path))?;
+        Ok(file)
+    }
+}
