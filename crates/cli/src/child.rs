@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+/// Begins the names of jobs that are probes.
+pub(crate) const PROBE: &str = "kedge-probe-";
+
 /// Where a probe runs.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
@@ -96,7 +99,7 @@ fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobN
     let mut name = None;
     if let Place::Job { gpu, soft_memory } = place {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let job = format!("kedge-probe-{}-{count}", std::process::id());
+        let job = format!("{PROBE}{}-{count}", std::process::id());
         // Why it failed is looked for in the log.
         command.args(["run", "--quiet", "--gpu", &gpu.to_string(), "--job", &job]);
         if let Some(Size(bytes)) = soft_memory {

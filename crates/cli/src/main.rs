@@ -1,6 +1,7 @@
 //! `kedge`: runs CUDA programs on virtual GPUs.
 #![forbid(unsafe_code)]
 
+mod balance;
 mod bench;
 mod cache;
 mod check;
@@ -118,6 +119,7 @@ enum Command {
     Restart(restart::RestartArgs),
     Swap(swap::SwapArgs),
     Migrate(migrate::MigrateArgs),
+    Balance(balance::BalanceArgs),
     Warm(warm::WarmArgs),
     Serve(serve::ServeArgs),
     Keys(keys::KeysArgs),
@@ -171,6 +173,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(args) => checkpoint::run(&args).map(done),
         Command::Restart(args) => restart::run(args),
         Command::Migrate(args) => migrate::run(&args).map(done),
+        Command::Balance(args) => balance::run(&args).map(done),
         Command::Swap(args) => swap::run(&args).map(done),
         Command::Warm(args) => warm::run(&args).map(done),
         Command::Serve(args) => serve::run(&args).map(done),

@@ -14,6 +14,7 @@ use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use std::io;
 use std::time::Duration;
+pub(crate) use when::is_free;
 use when::{Mover, Waiting, When};
 
 const AFTER_HELP: &str = "\
@@ -51,7 +52,9 @@ Examples:
   kedge migrate sim --to soft --max-pause 20ms --json";
 
 /// What a pause is to be within where nothing is said of it.
-const MAX_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(50);
+/// Rounds, at most, likewise.
+pub(crate) const ROUNDS: u32 = 8;
 
 /// Between a move that could not be and the next try, at first and at last.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -85,7 +88,7 @@ pub(crate) struct MigrateArgs {
     #[arg(long, requires = "max_pause")]
     stop_and_copy: bool,
     /// Rounds, at most
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = ROUNDS)]
     rounds: u32,
     /// Bytes a second that cross at most while the program runs: it keeps more of the processors
     /// and of the line

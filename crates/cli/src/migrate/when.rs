@@ -147,7 +147,7 @@ pub(crate) fn wait(when: When, mover: &Mover<'_>, to: &str, mut tell: impl FnMut
             When::Idle => (idle.looks(asked(mover.jobs, mover.job), Instant::now()), None),
             When::Free if Instant::now() < next => (false, told.clone().flatten()),
             When::Free => {
-                let tried = is_free(to);
+                let tried = is_free(to).map(drop);
                 next = Instant::now() + TRY;
                 (tried.is_ok(), tried.err())
             }
@@ -164,8 +164,11 @@ pub(crate) fn wait(when: When, mover: &Mover<'_>, to: &str, mut tell: impl FnMut
 }
 
 /// Finds out whether all of these devices are free: a program of kedge's own gets them, and nearly
-/// all of their memory is. Why not, if not.
-fn is_free(to: &str) -> Result<(), String> {
+/// all of their memory is. Returns how many bytes are.
+///
+/// # Errors
+/// Why they are not.
+pub(crate) fn is_free(to: &str) -> Result<u64, String> {
     let gpu: GpuSpec = to.parse().map_err(|bad| format!("{bad}"))?;
     let mut rooms: Vec<Room> = Vec::new();
     child::probe(Place::job(gpu), &["room".into()], PATIENCE, |line| {
@@ -173,7 +176,7 @@ fn is_free(to: &str) -> Result<(), String> {
     })?;
     match rooms.iter().position(|room| !has_room(room)) {
         None if rooms.is_empty() => Err("there is no device".to_owned()),
-        None => Ok(()),
+        None => Ok(rooms.iter().fold(0, |sum, room| room.free.saturating_add(sum))),
         Some(index) => Err(format!(
             "device {index} is in use: {} MiB of its {} are taken",
             (rooms[index].total - rooms[index].free) >> 20,

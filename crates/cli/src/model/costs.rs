@@ -42,11 +42,11 @@ pub(super) struct Moving {
 
 /// What `kedge model fit` has found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Model {
+pub(crate) struct Model {
     pub(super) format: u32,
     /// The devices here and there, as `--gpu` takes them.
-    pub(super) here: String,
-    pub(super) there: String,
+    pub(crate) here: String,
+    pub(crate) there: String,
     pub(super) near: Costs,
     pub(super) far: Costs,
     /// Equation 2: to keep a message for a restart.
@@ -57,19 +57,19 @@ pub(super) struct Model {
 
 /// What a program is expected to take, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Prediction {
+pub(crate) struct Prediction {
     /// As it was measured.
     pub(super) here_seconds: f64,
-    pub(super) there_seconds: f64,
+    pub(crate) there_seconds: f64,
     /// Parts of what it takes longer there.
-    pub(super) session: f64,
+    pub(crate) session: f64,
     pub(super) calls: f64,
     pub(super) posts: f64,
     pub(super) bytes: f64,
     /// Of what it takes here, what the record does.
     pub(super) record: f64,
     /// With what it holds when that is the most.
-    pub(super) move_seconds: Option<f64>,
+    pub(crate) move_seconds: Option<f64>,
 }
 
 impl Costs {
@@ -130,7 +130,7 @@ impl Model {
     }
 
     /// Returns what a program takes there that took `seconds` here: equation 1, less equation 3.
-    pub(super) fn predict(&self, stats: &Stats, seconds: f64) -> Prediction {
+    pub(crate) fn predict(&self, stats: &Stats, seconds: f64) -> Prediction {
         let more = self.far.beyond(&self.near);
         let times = |count: u64, each: f64| count as f64 * each;
         let copies = &stats.copies;

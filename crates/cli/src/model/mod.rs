@@ -11,7 +11,8 @@ use crate::Failure;
 use crate::gpu;
 use crate::output::{self, PLAIN, Table};
 use clap::{Args, Subcommand};
-use costs::{Model, Prediction};
+pub(crate) use costs::Model;
+use costs::Prediction;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::stats::{FORMAT, JobStats};
 use serde::Serialize;
@@ -112,6 +113,30 @@ fn read<T: DeserializeOwned>(path: &Path, made_by: &str) -> Result<T, Failure> {
         .map_err(|error| said(format!("not what `{made_by}` writes: {error}")))
 }
 
+/// Reads what `kedge model fit` has written.
+///
+/// # Errors
+/// It cannot be read, or is no model.
+pub(crate) fn load(path: &Path) -> Result<Model, Failure> {
+    let model: Model = read(path, "kedge model fit")?;
+    model.check().map_err(|why| Failure::new(format!("{}: {why}", path.display())))?;
+    Ok(model)
+}
+
+/// Reads what `kedge run --stats=FILE` has written.
+///
+/// # Errors
+/// It cannot be read, or holds no figures of a job.
+pub(crate) fn counted(path: &Path) -> Result<JobStats, Failure> {
+    let stats: JobStats = read(path, "kedge run --stats=FILE")?;
+    if stats.format != FORMAT || !stats.seconds.is_finite() {
+        let format = stats.format;
+        let why = format!("{}: of format {format}, not {FORMAT}", path.display());
+        return Err(Failure::new(why));
+    }
+    Ok(stats)
+}
+
 #[derive(Debug, Serialize)]
 struct Told<'a> {
     job: &'a str,
@@ -121,18 +146,9 @@ struct Told<'a> {
 }
 
 fn predict(args: &PredictArgs) -> Result<(), Failure> {
-    let model: Model = read(&args.model, "kedge model fit")?;
-    model.check().map_err(|why| Failure::new(format!("{}: {why}", args.model.display())))?;
-    let mut all = Vec::new();
-    for path in &args.stats {
-        let stats: JobStats = read(path, "kedge run --stats=FILE")?;
-        if stats.format != FORMAT || !stats.seconds.is_finite() {
-            let format = stats.format;
-            let why = format!("{}: of format {format}, not {FORMAT}", path.display());
-            return Err(Failure::new(why));
-        }
-        all.push(stats);
-    }
+    let model = load(&args.model)?;
+    let all: Vec<JobStats> =
+        args.stats.iter().map(|path| counted(path)).collect::<Result<_, Failure>>()?;
     let told: Vec<Told<'_>> = all
         .iter()
         .map(|job| Told {

@@ -1,0 +1,287 @@
+//! Errors that devices report: those of this machine's GPUs by NVIDIA's own command, of others in
+//! a file that whoever watches them writes.
+
+use super::places::overlap;
+use crate::child::{self, Place};
+use kedge_control::gpu::GpuSpec;
+use kedge_control::told;
+use kedge_cuda_types::uuid;
+use kedge_probe::DeviceReport;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// NVIDIA's command, which knows GPUs by the library that jobs have kedge's own of.
+const NVIDIA: &str = "nvidia-smi";
+/// Asks for uncorrected errors of memory since the driver was loaded, by GPU.
+const ASKS: [&str; 2] =
+    ["--query-gpu=uuid,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"];
+/// Between two times that it is asked: it takes processor time, and some driver's locks.
+const AGAIN: Duration = Duration::from_secs(30);
+/// For it to answer: a driver that has trouble takes long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For a program to begin on a GPU, and tell which it is.
+const BEGINNING: Duration = Duration::from_secs(60);
+/// GPUs of a machine, at most.
+const MOST_LINES: usize = 256;
+/// Of a file, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// Where errors are told.
+#[derive(Debug, Default)]
+pub(super) struct Errors {
+    file: Option<PathBuf>,
+    /// GPUs of this machine, by place; empty where none are asked for.
+    gpus: BTreeMap<usize, Vec<String>>,
+    /// What they had when they were asked last, and when that was.
+    had: Option<(Instant, BTreeMap<String, u64>)>,
+    /// A command that has not answered, and has not ended either.
+    hangs: Option<Child>,
+    /// What was complained of last, by who is asked.
+    said: BTreeMap<&'static str, String>,
+}
+
+/// What is read: errors by devices.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Reading {
+    /// By GPU, as NVIDIA names it.
+    gpus: BTreeMap<String, u64>,
+    /// By devices, as `--gpu` names them.
+    listed: Vec<(GpuSpec, u64)>,
+}
+
+impl Errors {
+    /// Of devices at these places. GPUs are told apart by a program that runs on them once. Where
+    /// they cannot be, or there is nobody to ask of them, `complain` hears why.
+    pub(super) fn new<'a>(
+        file: Option<&Path>,
+        places: impl Iterator<Item = &'a GpuSpec>,
+        mut complain: impl FnMut(&str),
+    ) -> Errors {
+        let mut errors = Errors { file: file.map(Path::to_owned), ..Errors::default() };
+        let is_local = |place: &GpuSpec| matches!(place, GpuSpec::Local { .. });
+        let local: Vec<_> = places.enumerate().filter(|(_, place)| is_local(place)).collect();
+        if local.is_empty() {
+            return errors;
+        }
+        let asked = errors.ask().map(drop);
+        let asks = asked.is_ok();
+        errors.heard(NVIDIA, asked, &mut complain);
+        for (at, place) in local.into_iter().filter(|_| asks) {
+            match gpus(place) {
+                Ok(gpus) => drop(errors.gpus.insert(at, gpus)),
+                Err(why) => complain(&format!("{place}: its errors are not known: {why}")),
+            }
+        }
+        errors
+    }
+
+    /// Reads what is told now. Who does not tell is complained of by `complain`, once for each
+    /// reason, and has reported no errors.
+    pub(super) fn read(&mut self, mut complain: impl FnMut(&str)) -> Reading {
+        let mut reading = Reading::default();
+        if !self.gpus.is_empty() {
+            if self.had.as_ref().is_none_or(|(at, _)| at.elapsed() >= AGAIN) {
+                let asked = self.ask().map(|text| parse(&text));
+                self.had = Some((Instant::now(), asked.clone().unwrap_or_default()));
+                self.heard(NVIDIA, asked.map(drop), &mut complain);
+            }
+            reading.gpus = self.had.as_ref().map(|(_, had)| had.clone()).unwrap_or_default();
+        }
+        if let Some(file) = &self.file {
+            let text = told::read(file, LONGEST).map_err(|error| error.to_string());
+            let listed = text.and_then(|text| list(&text)).map(|listed| reading.listed = listed);
+            let named = listed.map_err(|why| format!("{}: {why}", file.display()));
+            self.heard("--errors", named, &mut complain);
+        }
+        reading
+    }
+
+    /// Returns what NVIDIA's command says of all GPUs. One that hangs in the driver is not asked
+    /// again before it has ended.
+    fn ask(&mut self) -> Result<String, String> {
+        let hangs = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_none());
+        if self.hangs.as_mut().is_some_and(hangs) {
+            return Err("it does not end".to_owned());
+        }
+        let mut command = Command::new(NVIDIA);
+        command.args(ASKS).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut asked = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => "there is no such command".to_owned(),
+            _ => error.to_string(),
+        })?;
+        let answer = answer(&mut asked, PATIENCE);
+        if answer.is_err() {
+            let _ = asked.kill();
+            self.hangs = Some(asked);
+        }
+        answer
+    }
+
+    fn heard(&mut self, who: &'static str, how: Result<(), String>, say: &mut impl FnMut(&str)) {
+        match how {
+            Ok(()) => drop(self.said.remove(who)),
+            Err(why) if self.said.get(who) == Some(&why) => {}
+            Err(why) => {
+                say(&format!("{who}: errors of devices are not known: {why}"));
+                self.said.insert(who, why);
+            }
+        }
+    }
+
+    /// Returns what the devices of a place have reported together.
+    pub(super) fn of(&self, at: usize, place: &GpuSpec, reading: &Reading) -> u64 {
+        let gpus = self.gpus.get(&at).into_iter().flatten();
+        let by_gpu = gpus.filter_map(|gpu| reading.gpus.get(gpu)).copied();
+        let listed = reading.listed.iter().filter(|(devices, _)| overlap(devices, place));
+        by_gpu.chain(listed.map(|(_, errors)| *errors)).fold(0, u64::saturating_add)
+    }
+}
+
+/// The GPUs of a place, as NVIDIA names them.
+fn gpus(place: &GpuSpec) -> Result<Vec<String>, String> {
+    let mut found = Vec::new();
+    child::probe(Place::job(place.clone()), &["devices".into()], BEGINNING, |line| {
+        found.extend(serde_json::from_str::<DeviceReport>(line));
+    })?;
+    Ok(found.iter().map(|device| uuid::text(&device.uuid)).collect())
+}
+
+/// What a command prints that ends well within so long.
+fn answer(asked: &mut Child, patience: Duration) -> Result<String, String> {
+    let (lines, end) = (child::read_lines(asked), Instant::now() + patience);
+    let mut text = String::new();
+    for _ in 0..MOST_LINES {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => text.extend([&line, "\n"]),
+            Err(_) => break,
+        }
+    }
+    while Instant::now() < end {
+        match asked.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(text),
+            Ok(Some(status)) => return Err(status.to_string()),
+            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Err(format!("no answer within {} s", patience.as_secs()))
+}
+
+/// Errors by GPU. What is no number (`[N/A]`, of a GPU that does not count) is not known.
+fn parse(text: &str) -> BTreeMap<String, u64> {
+    let one = |line: &str| {
+        let (gpu, errors) = line.split_once(',')?;
+        Some((gpu.trim().to_owned(), errors.trim().parse().ok()?))
+    };
+    text.lines().filter_map(one).collect()
+}
+
+/// Errors by devices: a JSON object.
+fn list(text: &[u8]) -> Result<Vec<(GpuSpec, u64)>, String> {
+    let listed: BTreeMap<String, u64> = serde_json::from_slice(text).map_err(|error| {
+        format!("no JSON object of devices and numbers, as {{\"local:0\": 2}}: {error}")
+    })?;
+    let one = |(devices, errors): (String, u64)| {
+        devices.parse().map(|spec| (spec, errors)).map_err(|bad| format!("{bad}"))
+    };
+    listed.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What nvidia-smi prints where a GPU has had errors, one has none, one does not count, and
+    /// one is lost.
+    const RECORDED: &str = "\
+GPU-8f1e6b3a-7a45-4ab5-9d0e-5b8a4f6b2c11, 3
+GPU-1c2d3e4f-0000-1111-2222-333344445555, 0
+GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee, [N/A]
+GPU-deadbeef-bbbb-cccc-dddd-eeeeeeeeeeee, [GPU is lost]
+Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error
+";
+
+    fn spec(text: &str) -> GpuSpec {
+        text.parse().expect(text)
+    }
+
+    fn nobody() -> Errors {
+        Errors::default()
+    }
+
+    #[test]
+    fn what_nvidia_smi_says_is_told_by_place() {
+        let reading = Reading { gpus: parse(RECORDED), listed: Vec::new() };
+        let gpu = |at: usize| RECORDED.lines().nth(at).unwrap()[..40].to_owned();
+        let gpus = BTreeMap::from([
+            (0, vec![gpu(0)]),
+            (1, vec![gpu(1), gpu(2), gpu(3)]),
+            (3, vec![gpu(1), gpu(0)]),
+        ]);
+        let errors = Errors { gpus, ..nobody() };
+        let found = [0, 1, 2, 3].map(|at| errors.of(at, &spec("local:0"), &reading));
+        assert_eq!(found, [3, 0, 0, 3]);
+    }
+
+    #[test]
+    fn a_command_that_hangs_or_fails_is_no_answer() {
+        let run = |script: &str, patience| {
+            let mut command = Command::new("sh");
+            let command = command.args(["-c", script]).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("sh");
+            let answer = answer(&mut child, patience);
+            let _ = child.kill();
+            child.wait().expect("its end");
+            answer
+        };
+        assert_eq!(run("echo a; echo b", PATIENCE), Ok("a\nb\n".to_owned()));
+        let failed = run("echo a; exit 3", PATIENCE).expect_err("a failure");
+        assert!(failed.contains('3'), "{failed}");
+        let late = run("echo a; exec sleep 100", Duration::from_millis(50));
+        assert_eq!(late, Err("no answer within 0 s".to_owned()));
+    }
+
+    #[test]
+    fn a_file_tells_of_any_devices() {
+        let listed = list(br#"{"gpu7/0": 2, "gpu7/1": 5, "soft": 1}"#).expect("a list");
+        let reading = Reading { listed, ..Reading::default() };
+        for (place, errors) in [
+            ("gpu7/0", 2),
+            ("gpu7/0,1", 7),
+            ("gpu7", 7),
+            ("gpu7/2", 0),
+            ("gpu8/0", 0),
+            ("soft:2", 1),
+            ("local", 0),
+        ] {
+            assert_eq!(nobody().of(0, &spec(place), &reading), errors, "{place}");
+        }
+        for bad in ["", "[]", "{\"soft\": -1}", "{\"soft\": \"1\"}", "{\"local:x\": 1}"] {
+            assert!(list(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn who_does_not_tell_is_complained_of_once() {
+        let folder = std::env::temp_dir().join(format!("kedge-errors-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let file = folder.join("errors.json");
+        let mut errors = Errors { file: Some(file.clone()), ..nobody() };
+        let mut said = Vec::new();
+        let mut look = |errors: &mut Errors, text: Option<&str>| {
+            if let Some(text) = text {
+                std::fs::write(&file, text).unwrap();
+            }
+            let reading = errors.read(|line| said.push(line.to_owned()));
+            (nobody().of(0, &spec("soft"), &reading), said.len())
+        };
+        let found = [None, None, Some("{"), Some("{"), Some("{\"soft\": 3}"), Some("{")]
+            .map(|text| look(&mut errors, text));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, [(0, 1), (0, 1), (0, 2), (0, 2), (3, 2), (0, 3)]);
+        assert!(said[0].contains("errors.json"), "{said:?}");
+    }
+}
