@@ -7,7 +7,7 @@ use kedge_tests::job::{self, User, send};
 use kedge_tests::random;
 use kedge_tests::world::{failure, stderr};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn pair(name: &str, user: User) -> Option<Place> {
@@ -184,9 +184,13 @@ fn memory_of_another_job_is_refused_by_name() {
 
 /// Runs `program` of `tests/hosts` as a part of the job `j`.
 fn part(place: &Place, program: &str, arguments: &[&str]) -> job::Job {
+    part_with(place, &[], program, arguments)
+}
+
+fn part_with(place: &Place, options: &[&str], program: &str, arguments: &[&str]) -> job::Job {
     let program = host(&format!("{program}.cu"), program, &[]).display().to_string();
-    let run = ["run", "--gpu", "soft", "--join", "j", "--", &program];
-    job::Job::start(place.kedge(&[&run[..], arguments].concat()))
+    let run = ["run", "--gpu", "soft", "--join", "j"];
+    job::Job::start(place.kedge(&[&run[..], options, &["--", &program], arguments].concat()))
 }
 
 /// The steps that a part printed after `nonce`, and whether it ended well.
@@ -194,6 +198,14 @@ fn told(lines: &[&str], nonce: &str) -> (Vec<u64>, bool) {
     let own = lines.iter().filter_map(|line| line.strip_prefix(nonce));
     let (steps, words): (Vec<&str>, Vec<&str>) = own.partition(|rest| rest.trim() != "well");
     (steps.iter().filter_map(|step| step.trim().parse().ok()).collect(), words.len() == 1)
+}
+
+/// Where the images lie that the parts of one build on; empty: nowhere.
+fn read_parents(image: &Path) -> Vec<String> {
+    let parts = kedge_image::Manifest::read(image).expect("a whole").parts;
+    let manifests = parts.iter().map(|part| kedge_image::Manifest::read(&image.join(&part.name)));
+    let parents = manifests.map(|part| part.expect("a part").parent);
+    parents.map(|at| at.map(|at| at.place().display().to_string()).unwrap_or_default()).collect()
 }
 
 /// What three processes of two parts had on their devices: for each part, and added up.
@@ -224,12 +236,31 @@ fn inspect_tells_of_all(place: &Place, image: &Path) {
 
 #[test]
 fn the_parts_of_a_joint_job_come_back_with_their_devices() {
-    let place = mine("sharejoin");
+    parts_come_back("sharejoin", &[], 1);
+}
+
+#[test]
+fn the_devices_of_parts_are_saved_by_what_has_changed() {
+    let image = parts_come_back("shareinc", &["--incremental"], 3);
+    assert!(image.ends_with("j-0003"), "{}", image.display());
+}
+
+/// Returns the last of so many images, from which they come back.
+fn parts_come_back(name: &str, options: &[&str], images: u64) -> PathBuf {
+    let place = mine(name);
     let steps = [STEPS.to_string(), BETWEEN.to_owned()];
     let steps = steps.each_ref().map(String::as_str);
-    let mut parts = [part(&place, "gpu_steps", &steps), part(&place, "gpu_pair", &steps)];
-    parts.iter_mut().for_each(|part| part.read_to(STEPS / 10));
-    let image = place.checkpoint();
+    let start = |program| part_with(&place, options, program, &steps);
+    let mut parts = ["gpu_steps", "gpu_pair"].map(start);
+    let mut saved = |before: u64| {
+        parts.iter_mut().for_each(|part| part.read_to(part.step + STEPS / 10));
+        let image = place.checkpoint();
+        let parents = read_parents(&image);
+        let on = format!("j-{before:04}/");
+        assert!(parents.iter().all(|at| before == 0 || at.starts_with(&on)), "{parents:?}");
+        image
+    };
+    let image = (0..images).map(&mut saved).last().expect("one");
     let before = parts.each_ref().map(|part| part.step);
     parts.iter_mut().for_each(job::Job::end);
     inspect_tells_of_all(&place, &image);
@@ -242,6 +273,7 @@ fn the_parts_of_a_joint_job_come_back_with_their_devices() {
         assert!(steps[0] > before && well, "from {}: {text}", steps[0]);
         assert_eq!(steps, (steps[0]..=STEPS).collect::<Vec<u64>>());
     }
+    image
 }
 
 #[test]

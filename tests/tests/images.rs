@@ -170,8 +170,9 @@ fn whole(dir: &Path) -> PathBuf {
     let mut manifest = Manifest::new("pair".into(), vec!["./pair".into()], 1_700_000_009);
     for number in 1..=2 {
         image(&folder, number, None);
-        let part = Part::of(&folder, &format!("sim-{number:04}")).expect("an image");
-        manifest.parts.push(part);
+        let name = format!("sim-{number:04}");
+        let found = Manifest::read(&folder.join(&name)).expect("an image");
+        manifest.parts.push(Part::of(&name, &found));
     }
     manifest.write(&folder).expect("written");
     folder

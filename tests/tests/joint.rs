@@ -203,6 +203,47 @@ fn a_part_with_much_memory_is_written_while_all_run() {
     (0..2).for_each(|part| joint.is_right(part));
 }
 
+/// Each part's image builds on that part's before, and the whole on the whole.
+fn builds_on_each_other(name: &str, user: User) {
+    let options = ["--incremental", "--full-every", "3", "--keep", "2"];
+    let Some(mut joint) = Joint::with_memory(name, user, &[32, 8], &options) else { return };
+    let checkpoint = |joint: &Joint, options: &[&str]| {
+        let report = joint.checkpoint(options);
+        let image = report["image"].as_str().expect("a path").to_owned();
+        let rows = joint.output(&["images", "--json"]);
+        let rows: Value = serde_json::from_slice(&rows.stdout).expect("JSON");
+        let row = rows.as_array().expect("rows").iter().find(|row| row["image"] == image.as_str());
+        let row = row.expect("its row");
+        let parent = row["parent"].as_str().map(str::to_owned);
+        (image, parent, report["bytes"].as_u64().expect("bytes"))
+    };
+    let (first, none, all) = checkpoint(&joint, &["--codec", "raw"]);
+    let (second, on, changes) = checkpoint(&joint, &["--codec", "raw"]);
+    assert_eq!((none, on.as_deref()), (None, Some("pair-0001")));
+    assert!(changes < all / 4, "{changes} of {all}");
+    let (third, on, _) = checkpoint(&joint, &[]);
+    assert_eq!(on.as_deref(), Some("pair-0002"));
+    assert!([&first, &second, &third].iter().all(|image| is_image(Path::new(image))));
+    let refused = joint.output(&["rm", &first]);
+    assert!(!refused.status.success() && is_image(Path::new(&first)), "{}", stderr(&refused));
+    assert!(joint.output(&["verify", &third]).status.success());
+    joint.goes_on();
+    joint.kill();
+    let ended = joint.restart(&third);
+    assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
+    (0..2).for_each(|part| joint.is_right(part));
+}
+
+#[test]
+fn the_images_of_parts_build_on_each_other() {
+    builds_on_each_other("jointinc", User::Same);
+}
+
+#[test]
+fn so_do_those_of_an_ordinary_user_s() {
+    builds_on_each_other("jointincn", User::Nobody);
+}
+
 #[test]
 fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again() {
     let mut joint = Joint::start("jointst", User::Same, 2, &[]).expect("the test's own user");

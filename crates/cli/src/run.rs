@@ -83,7 +83,7 @@ pub(crate) struct RunArgs {
     job: Option<JobName>,
     /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted
     /// as one. The parts are NAME.0, NAME.1 …
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "recover", "on_term"])]
     join: Option<JobName>,
     /// Go on from the newest good image of the job that --job names, where there is one that it has
     /// made since it last ended with status 0; otherwise start it

@@ -29,12 +29,13 @@ pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
     while let Some((child, manifest)) = chain.last()
         && let Some(parent) = manifest.parent.clone()
     {
-        let (path, expected, parent) = (child.path().to_owned(), parent.checksum, parent.name);
-        let again = |(seen, _): &(Folder, Manifest)| same(seen.path(), Path::new(&parent));
+        let (path, expected) = (child.path().to_owned(), parent.checksum);
+        let (opened, place) = (child.parent(&parent), parent.place());
+        let again = |(seen, _): &(Folder, Manifest)| seen.path().ends_with(&place);
+        let parent = place.display().to_string();
         if chain.len() > MOST_PARENTS || chain.iter().any(again) {
             return Err(ImageError::Circle { path, parent });
         }
-        let opened = child.beside(&parent);
         let next = match opened.and_then(|next| Manifest::of(&next).map(|found| (next, found))) {
             Err(ImageError::NoImage { .. }) => return Err(ImageError::NoParent { path, parent }),
             Err(error) if error.is_missing() => return Err(ImageError::NoParent { path, parent }),
@@ -47,10 +48,6 @@ pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
         chain.push(next);
     }
     Ok(chain)
-}
-
-fn same(a: &Path, b: &Path) -> bool {
-    a.file_name() == b.file_name()
 }
 
 /// The name of the file of the same image that `name` builds on, if the image has one: memory that
@@ -361,7 +358,7 @@ fn overlap(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Choice, Encoded, ImageWriter, encode};
+    use crate::{Choice, Encoded, ImageWriter, Parent, encode};
     use std::fs;
 
     struct Folder(PathBuf);
@@ -371,6 +368,10 @@ mod tests {
             let _ = fs::remove_dir_all(&path);
             fs::create_dir(&path).unwrap();
             Folder(path)
+        }
+
+        fn clear(&self, name: &str) {
+            fs::remove_dir_all(self.0.join(name)).unwrap();
         }
 
         /// An image of pages, each its number and what fills it; `None`: as in the parent.
@@ -573,6 +574,52 @@ mod tests {
         let other = chain(&second).unwrap_err();
         assert!(matches!(&other, ImageError::OtherParent { parent, .. } if parent == "j-1"));
         assert!(crate::verify(&second, 2).is_err());
+    }
+
+    /// Both have the same name, in images of the whole job that lie beside each other.
+    #[test]
+    fn a_part_builds_on_one_of_another_whole() {
+        let folder = Folder::new("parts");
+        for whole in ["j-1", "j-2", "j-3"] {
+            fs::create_dir(folder.0.join(whole)).unwrap();
+        }
+        let part = |whole: &str| format!("{whole}/j.0-1");
+        folder.image(&part("j-1"), None, &[(1, 2, Some(1))]);
+        let builds = |on: &str, whole: &str| {
+            let above = folder.0.join(part(on));
+            let parent = Manifest::read(&above).unwrap().as_parent(&above).unwrap();
+            let at = folder.0.join(part(whole));
+            let mut manifest = Manifest::read(&at).unwrap();
+            manifest.parent = Some(Parent { whole: Some(on.to_owned()), ..parent });
+            manifest.write(&at).unwrap();
+        };
+        for (on, whole) in [("j-1", "j-2"), ("j-2", "j-3")] {
+            folder.image(&part(whole), None, &[(1, 1, None), (2, 1, Some(2))]);
+            builds(on, whole);
+        }
+        assert_eq!(chain(&folder.0.join(part("j-3"))).unwrap().len(), 3);
+        assert_eq!(folder.restored(&part("j-3")), [(1, 1), (2, 2)]);
+        // A folder of one's own as the working one, named without those above.
+        assert_eq!(chain(&folder.0.join("j-3/../j-3/./j.0-1")).unwrap().len(), 3);
+        // As whoever knows nothing of such parents would have it.
+        let text = fs::read_to_string(folder.0.join(part("j-3")).join("manifest.json")).unwrap();
+        assert!(text.contains("\"version\": 4"), "{text}");
+        // One that builds on itself, and one that leads out of the folder.
+        builds("j-3", "j-3");
+        assert!(matches!(
+            chain(&folder.0.join(part("j-3"))),
+            Err(ImageError::Circle { .. } | ImageError::OtherParent { .. })
+        ));
+        for bad in ["..", "a/b", ""] {
+            let at = folder.0.join(part("j-2"));
+            let mut manifest = Manifest::read(&folder.0.join(part("j-1"))).unwrap();
+            manifest.parent =
+                Some(Parent { name: "j.0-1".into(), whole: Some(bad.into()), checksum: 0 });
+            manifest.write(&at).unwrap();
+            assert!(matches!(chain(&at), Err(ImageError::Damaged { .. })), "{bad}");
+            folder.clear(&part("j-2"));
+            folder.image(&part("j-2"), None, &[(1, 1, Some(1))]);
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! only out of regular files whose owner is known.
 
 use crate::error::ImageError;
+use crate::manifest::Parent;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
 use rustix::io::Errno;
@@ -33,11 +34,18 @@ impl Folder {
         Folder::open_at(rustix::fs::CWD, path, path.to_owned())
     }
 
-    /// The folder `name` beside this one: an image that it builds on.
-    pub(crate) fn beside(&self, name: &str) -> Result<Folder, ImageError> {
-        let above = self.path.parent().filter(|above| !above.as_os_str().is_empty());
-        let path = above.unwrap_or(Path::new(".")).join(name);
-        Folder::open_at(self.fd.as_fd(), &Path::new("..").join(name), path)
+    /// The folder of the image that this one builds on.
+    pub(crate) fn parent(&self, parent: &Parent) -> Result<Folder, ImageError> {
+        // From the folder of its whole, a part is one further down.
+        let up = if parent.whole.is_some() { "../.." } else { ".." };
+        let place = parent.place();
+        let above = self.path.ancestors().nth(Path::new(up).components().count());
+        let path = match above {
+            Some(above) if !above.as_os_str().is_empty() => above.join(&place),
+            Some(_) => Path::new(".").join(&place),
+            None => self.path.join(up).join(&place),
+        };
+        Folder::open_at(self.fd.as_fd(), &Path::new(up).join(&place), path)
     }
 
     /// The folder `name` in this one: an image that is a part of it.

@@ -20,6 +20,9 @@ const VERSION: u32 = 1;
 const AHEAD: u32 = 2;
 /// Of images of which processes have memory in the files of others.
 const FORKED: u32 = 3;
+/// Of parts that build on parts of another image, which whoever knows no such would look for beside
+/// them.
+const PARTED: u32 = 4;
 /// Longest manifest that is read.
 const MAX_BYTES: u64 = 64 << 20;
 /// Most images of one job in a folder.
@@ -98,8 +101,19 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
     pub name: String,
+    /// The image of which it is a part, beside the one of which those are parts; `None`: it is
+    /// beside them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<String>,
     /// Of its manifest, which holds those of all of it: another image under its name is none.
     pub checksum: u64,
+}
+
+impl Parent {
+    /// Where it lies, from the folder in which the first of both is.
+    pub fn place(&self) -> PathBuf {
+        self.whole.as_deref().map(Path::new).unwrap_or(Path::new("")).join(&self.name)
+    }
 }
 
 /// An image that is a part of another, in whose folder it lies.
@@ -114,12 +128,11 @@ pub struct Part {
 }
 
 impl Part {
-    /// The image `name` in `folder`, which is there and finished.
-    pub fn of(folder: &Path, name: &str) -> Result<Part, ImageError> {
-        let manifest = Manifest::read(&folder.join(name))?;
+    /// The finished image in the folder `name`, whose manifest that is.
+    pub fn of(name: &str, manifest: &Manifest) -> Part {
         let (checksum, bytes) = (manifest.identity(), manifest.bytes());
         let processes = manifest.processes.len();
-        Ok(Part { name: name.to_owned(), checksum, processes, bytes })
+        Part { name: name.to_owned(), checksum, processes, bytes }
     }
 
     /// Its folder, in that of the whole, if what is there is the image that was meant.
@@ -162,10 +175,12 @@ impl Manifest {
     pub fn write(&mut self, folder: &Path) -> Result<(), ImageError> {
         let (path, new) = (folder.join(NAME), folder.join(NEW));
         let ahead = self.files.iter().any(|file| crate::chain::is_ahead(&file.name));
-        self.version = match (self.forked, ahead) {
-            (true, _) => FORKED,
-            (false, true) => AHEAD,
-            (false, false) => VERSION,
+        let parted = self.parent.as_ref().is_some_and(|parent| parent.whole.is_some());
+        self.version = match (parted, self.forked, ahead) {
+            (true, ..) => PARTED,
+            (false, true, _) => FORKED,
+            (false, false, true) => AHEAD,
+            (false, false, false) => VERSION,
         };
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
@@ -234,8 +249,8 @@ impl Manifest {
         }
         let mut manifest: Manifest =
             serde_json::from_slice(body).map_err(|_| damaged("not a manifest's JSON"))?;
-        if !(VERSION..=FORKED).contains(&manifest.version) {
-            let (found, known) = (manifest.version, FORKED);
+        if !(VERSION..=PARTED).contains(&manifest.version) {
+            let (found, known) = (manifest.version, PARTED);
             return Err(ImageError::Newer { path: path.to_owned(), found, known });
         }
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');
@@ -245,7 +260,9 @@ impl Manifest {
         if !manifest.parts.iter().all(|part| plain(&part.name)) {
             return Err(damaged("a part lies outside of the image's folder"));
         }
-        if !manifest.parent.iter().all(|parent| plain(&parent.name)) {
+        let beside =
+            |parent: &Parent| plain(&parent.name) && parent.whole.as_deref().is_none_or(plain);
+        if !manifest.parent.iter().all(beside) {
             return Err(damaged("its parent does not lie beside it"));
         }
         manifest.identity = crate::checksum(body);
@@ -255,7 +272,7 @@ impl Manifest {
     /// Of the image in `folder`, which this is: what another that builds on it keeps of it.
     pub fn as_parent(&self, folder: &Path) -> Option<Parent> {
         let name = folder.file_name()?.to_str()?.to_owned();
-        Some(Parent { name, checksum: self.identity })
+        Some(Parent { name, whole: None, checksum: self.identity })
     }
 
     /// The checksum of the text that was written or read; it pins all that the image has.
@@ -365,14 +382,14 @@ mod tests {
     #[test]
     fn a_whole_is_made_of_just_the_parts_that_it_was_made_of() {
         let whole = folder("parts");
+        let mut manifest = Manifest::new("j".into(), vec![], 5);
         for (number, name) in ["j.0-0001", "j.1-0001"].into_iter().enumerate() {
             fs::create_dir(whole.join(name)).unwrap();
             let mut part = Manifest::new(name.into(), vec![], number as u64);
             part.processes = vec![1, 2];
             part.write(&whole.join(name)).unwrap();
+            manifest.parts.push(Part::of(name, &part));
         }
-        let mut manifest = Manifest::new("j".into(), vec![], 5);
-        manifest.parts = ["j.0-0001", "j.1-0001"].map(|n| Part::of(&whole, n).unwrap()).to_vec();
         manifest.write(&whole).unwrap();
         let read = Manifest::read(&whole).unwrap();
         assert_eq!((read.process_count(), read.parts.len()), (4, 2));
@@ -385,7 +402,7 @@ mod tests {
         assert!(crate::verify(&whole, 1).is_err());
         // Nor is a whole a part of another: that would have no end.
         manifest.write(&whole.join("j.1-0001")).unwrap();
-        let again = Part::of(&whole, "j.1-0001").unwrap();
+        let again = Part::of("j.1-0001", &manifest);
         assert!(again.check(&whole).is_err());
         manifest.parts[0].name = "../x".into();
         manifest.write(&whole).unwrap();
@@ -406,7 +423,7 @@ mod tests {
             assert!(Manifest::parse(&good[..at], &parent).is_err(), "length {at}");
         }
         let outside = "../x".to_owned();
-        manifest.parent = Some(Parent { name: outside.clone(), checksum: 0 });
+        manifest.parent = Some(Parent { name: outside.clone(), whole: None, checksum: 0 });
         manifest.write(&parent).unwrap();
         assert!(Manifest::read(&parent).is_err());
         manifest.parent = None;

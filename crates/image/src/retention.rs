@@ -338,7 +338,8 @@ mod tests {
             let folder = self.0.join(format!("{job}-{number:04}"));
             fs::create_dir(&folder).unwrap();
             let mut manifest = Manifest::new(job.into(), vec![], number);
-            manifest.parent = parent.map(|name| Parent { name: name.into(), checksum: 0 });
+            manifest.parent =
+                parent.map(|name| Parent { name: name.into(), whole: None, checksum: 0 });
             manifest.write(&folder).unwrap();
             folder
         }

@@ -385,7 +385,7 @@ mod tests {
         manifest.parent = parent.map(|name| {
             let above = folder.parent().unwrap().join(name);
             let known = Manifest::read(&above).ok().and_then(|m| m.as_parent(&above));
-            known.unwrap_or(Parent { name: name.into(), checksum: 0 })
+            known.unwrap_or(Parent { name: name.into(), whole: None, checksum: 0 })
         });
         manifest.write(folder).unwrap();
     }

@@ -4,7 +4,7 @@ use crate::amount::Amount;
 use crate::control::{Content, Order, Progress};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
-use crate::joint::{ConductError, Joint, Launches, Meeting};
+use crate::joint::{Builds, ConductError, Joint, Launches, Meeting};
 use crate::keeper::At;
 use crate::launcher::LAUNCHER;
 use crate::moving::MoveError;
@@ -272,15 +272,28 @@ impl Checkpointer {
             let claim = Claim::new(&dir, &name.to_string())?;
             let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
             let hold = order.stop;
-            let (tracker, full) = self.content(order);
+            let ((tracker, full), whole) = match meeting {
+                None => (self.content(order), None),
+                Some(meeting) => self.content_of_part(meeting.builds()),
+            };
             let usual = Options::new(claim.folder().to_owned());
             let except = self.last.parent().map(Path::to_owned).into_iter().collect();
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
             // What has been stopped has no pause to be shortened, and what has been written once is
             // written late enough.
             let ahead = (order.ahead && !hold && tries == 1).then_some(LARGE);
-            let options =
-                Options { codec, contents, hold, tracker, full, ahead, together, except, ..usual };
+            let options = Options {
+                codec,
+                contents,
+                hold,
+                tracker,
+                full,
+                whole,
+                ahead,
+                together,
+                except,
+                ..usual
+            };
             let patience = options.patience;
             let amount = Amount::of(&options, self.devices().is_some());
             let written = amount.telling(order.tell, &mut tell, |mut tell| {
@@ -366,7 +379,9 @@ impl Checkpointer {
             self.log.note(&format!("{}: read back from: {verified}", image.display()));
         }
         if let Some(meeting) = meeting {
-            meeting.durable(&folder).map_err(CheckpointError::Part)?;
+            let counts = meeting.durable(&folder).map_err(CheckpointError::Part);
+            // What is no part of a whole is nothing to build on.
+            counts.inspect_err(|_| self.tracker.forget())?;
         }
         if let Some(standing) = standing {
             self.recovery.give_up();
@@ -405,7 +420,7 @@ impl Checkpointer {
 
     /// What follows the job's memory for this image, if anything does, and whether it builds on
     /// none.
-    fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
+    pub(crate) fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
         let every = self.policy.full_every;
         let changes = match order.content {
             Content::Usual => every.is_some(),
@@ -416,6 +431,16 @@ impl Checkpointer {
         };
         let full = self.tracker.length() >= every.unwrap_or(FULL_EVERY).get();
         (changes.then(|| self.tracker.clone()), full)
+    }
+
+    /// The same for a part's image, and the image of the whole job in which the one lies that it
+    /// builds on.
+    fn content_of_part(&self, builds: Builds) -> ((Option<Tracker>, bool), Option<PathBuf>) {
+        match builds {
+            Builds::Never => ((None, false), None),
+            Builds::Next => ((Some(self.tracker.clone()), true), None),
+            Builds::On(whole) => ((Some(self.tracker.clone()), false), Some(whole)),
+        }
     }
 
     pub(crate) fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {

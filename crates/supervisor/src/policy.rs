@@ -144,6 +144,7 @@ impl Policy {
         Policy {
             dir: self.dir.clone(),
             keep: self.keep,
+            full_every: self.full_every,
             hold: self.hold,
             warm: self.warm,
             ..Policy::default()

@@ -80,7 +80,7 @@ impl Found {
     }
 
     fn parent(&self) -> Option<String> {
-        self.manifest.parent.as_ref().map(|parent| parent.name.clone())
+        self.manifest.parent.as_ref().map(|parent| parent.place().display().to_string())
     }
 
     fn part(self) -> PartReport {

@@ -81,6 +81,9 @@ pub struct Options {
     pub tracker: Option<Tracker>,
     /// This one builds on none.
     pub full: bool,
+    /// Where the image that this one builds on lies: in that folder, which is an image of several
+    /// parts beside the one that this is a part of. `None`: beside this one.
+    pub whole: Option<PathBuf>,
     /// Processes with at least so many bytes of memory are written while they run, and stand still
     /// for what they have changed meanwhile and not for a clone. The moment that is captured comes
     /// when most is written. Where the kernel cannot tell what they change, or they change it too
@@ -101,7 +104,7 @@ impl Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
         let (hold, plugins, tracker, full) = (false, More::new(), None, false);
-        let (ahead, together) = (None, None);
+        let (whole, ahead, together) = (None, None, None);
         Options {
             folder,
             codec,
@@ -112,6 +115,7 @@ impl Options {
             plugins,
             tracker,
             full,
+            whole,
             ahead,
             together,
             except: Vec::new(),

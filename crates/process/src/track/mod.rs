@@ -104,6 +104,16 @@ impl Tracker {
         self.state().base.as_ref().map_or(0, |base| base.length)
     }
 
+    /// The image on which the next one can build.
+    pub fn base(&self) -> Option<PathBuf> {
+        self.state().base.as_ref().map(|base| base.folder.clone())
+    }
+
+    /// The next image builds on none.
+    pub fn forget(&self) {
+        self.state().base = None;
+    }
+
     /// One for a single checkpoint, if a process is to be written while it runs.
     pub(crate) fn once(roots: &Roots, options: &capture::Options) -> Option<Tracker> {
         let least = options.ahead?;
@@ -140,8 +150,10 @@ impl Tracker {
     ) -> Result<Session, EngineError> {
         let mut state = self.state();
         let mut session = Session::default();
-        if let Some(base) = state.base.take().filter(|_| !options.full) {
-            match base.pinned(&options.folder) {
+        if let Some(mut base) = state.base.take().filter(|_| !options.full) {
+            let whole = options.whole.as_deref().and_then(Path::file_name);
+            base.parent.whole = whole.and_then(|name| name.to_str()).map(str::to_owned);
+            match base.pinned(options) {
                 Ok((pin, manifest)) => session.base = Some((base, pin, manifest)),
                 Err(why) => session.notes.push(format!("the image is a full one: {why}")),
             }
@@ -228,9 +240,9 @@ impl Tracker {
 }
 
 impl Base {
-    /// Whether an image in `folder` can build on this one: then it stays for as long as the pin.
-    fn pinned(&self, folder: &Path) -> Result<(Pin, Manifest), String> {
-        if self.folder.parent() != folder.parent() {
+    /// Whether an image can build on this one: then it stays for as long as the pin.
+    fn pinned(&self, options: &capture::Options) -> Result<(Pin, Manifest), String> {
+        if self.folder.parent() != options.whole.as_deref().or(options.folder.parent()) {
             return Err(format!("the last one, {}, is in another folder", self.folder.display()));
         }
         let pin = Pin::new(&self.folder).map_err(|error| error.to_string())?;

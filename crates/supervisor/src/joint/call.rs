@@ -1,9 +1,9 @@
 //! The call to a checkpoint, which whoever conducts it publishes and every part answers.
 
 use super::Joint;
-use super::meeting::{Meeting, SPACE, Step};
+use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::Checkpointer;
-use crate::control::{Content, Order};
+use crate::control::Order;
 use kedge_coordinator::{Client, ClientError, Notice};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,22 @@ pub(super) struct Call {
     /// How many there are.
     pub(super) parts: u32,
     pub(super) order: Order,
+    #[serde(default)]
+    pub(super) builds: Builds,
+}
+
+/// What the images of the parts build on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Builds {
+    /// On none, and none is to build on them.
+    #[default]
+    Never,
+    /// On none: the next ones may build on them.
+    Next,
+    /// On those of the same parts in this image of the whole job; a part that has made another one
+    /// since stores all.
+    On(PathBuf),
 }
 
 impl Call {
@@ -80,8 +96,9 @@ fn unseen(joint: &Joint, order: &Order) -> String {
 }
 
 fn answer(joint: &Joint, checkpointer: &Arc<Checkpointer>, client: Client, call: Call) -> Client {
-    let meeting = Arc::new(Meeting::new(joint, client, &call.id, call.parts, true));
-    let order = Order { dir: Some(call.folder), content: Content::All, ..call.order };
+    let role = Role::Part(call.builds);
+    let meeting = Arc::new(Meeting::new(joint, client, &call.id, call.parts, role));
+    let order = Order { dir: Some(call.folder), ..call.order };
     let there = order.dir.as_deref().is_some_and(Path::is_dir);
     let seen = if there { Ok(()) } else { Err(unseen(joint, &order)) };
     let taken = seen

@@ -2,15 +2,15 @@
 //! when each part's image is durable.
 
 use super::Joint;
-use super::call::Call;
-use super::meeting::{Meeting, SPACE, Step};
+use super::call::{Builds, Call};
+use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
-use crate::control::{Content, Order, Progress};
+use crate::control::{Order, Progress};
 use crate::jobs::{self, JobName, by_number};
 use kedge_coordinator::{Client, ClientError, Notice};
-use kedge_image::{Claim, Manifest, Part};
+use kedge_image::{Claim, Manifest, Parent, Part, Pin};
 use kedge_process::Together;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
@@ -26,8 +26,6 @@ pub(crate) enum ConductError {
         "the supervisor of {0} was killed, so that part cannot be saved: end the job (`kedge kill`) and restart its last image"
     )]
     Lost(String),
-    #[error("an image of several parts holds everything: leave out --incremental")]
-    Incremental,
     #[error("{0}")]
     Failed(String),
     #[error("a part has joined or left the job meanwhile: try again")]
@@ -42,9 +40,6 @@ impl Checkpointer {
         order: &Order,
         mut tell: impl FnMut(Progress),
     ) -> Result<(), CheckpointError> {
-        if order.content == Content::Changes {
-            return Err(ConductError::Incremental.into());
-        }
         // Who is about to join is to be among them.
         if !self.launches.wait_for_none(LAUNCHES) {
             return Err(CheckpointError::Launching);
@@ -60,6 +55,8 @@ impl Checkpointer {
         }
         let parts = present(joint, &mut client)?;
         let dir = self.dir(order)?;
+        // Read before there is a claim, whose folder has no manifest.
+        let base = self.base(order, &dir);
         let claim = Claim::new(&dir, &joint.job.to_string())?;
         let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
         let call = Call {
@@ -67,9 +64,14 @@ impl Checkpointer {
             folder: claim.folder().to_owned(),
             parts: count,
             order: order.clone(),
+            builds: match (self.content(order), &base) {
+                ((None, _), _) => Builds::Never,
+                (_, None) => Builds::Next,
+                (_, Some(base)) => Builds::On(base.folder.clone()),
+            },
         };
-        let meeting = Meeting::new(joint, client, &call.id, count, false);
-        let taken = self.lead(&meeting, &call, &parts, &mut tell);
+        let meeting = Meeting::new(joint, client, &call.id, count, Role::Conductor);
+        let taken = self.lead(&meeting, &call, &parts, base.as_ref(), &mut tell);
         if let Err(error) = &taken {
             meeting.fail(&error.to_string());
             // A full disk may keep even this from being done; then `kedge rm` does it.
@@ -83,11 +85,21 @@ impl Checkpointer {
         taken
     }
 
+    /// What the images of the parts are to build on, if on any: whoever conducts says so by what
+    /// it has made itself.
+    fn base(&self, order: &Order, dir: &Path) -> Option<Base> {
+        match self.content(order) {
+            (Some(tracker), false) => Base::of(&tracker.base()?, dir),
+            _ => None,
+        }
+    }
+
     fn lead(
         &self,
         meeting: &Meeting,
         call: &Call,
         parts: &[String],
+        base: Option<&Base>,
         tell: &mut impl FnMut(Progress),
     ) -> Result<(), CheckpointError> {
         let begin = Instant::now();
@@ -108,7 +120,7 @@ impl Checkpointer {
         let (image, processes) = (call.folder.clone(), meeting.processes(parts));
         tell(Progress::Captured { image, processes, stall_seconds, warnings: Vec::new() });
         meeting.arrive(Step::Durable).map_err(failed)?;
-        let manifest = self.commit(meeting, &call.folder, at, parts)?;
+        let manifest = self.commit(meeting, &call.folder, at, parts, base)?;
         // It counts: a part that does not hear of it has only missed the news.
         let _ = meeting.arrive(Step::Committed);
         let (image, bytes) = (call.folder.clone(), manifest.bytes());
@@ -131,6 +143,7 @@ impl Checkpointer {
         folder: &Path,
         at: u64,
         parts: &[String],
+        base: Option<&Base>,
     ) -> Result<Manifest, CheckpointError> {
         let mut now = meeting.client().members().map_err(ConductError::from)?;
         now.sort_by_cached_key(|part| by_number(part));
@@ -140,11 +153,33 @@ impl Checkpointer {
         let Some(joint) = self.joint.get() else { return Err(ConductError::Changed.into()) };
         let mut manifest = Manifest::new(joint.job.to_string(), self.command.clone(), at);
         for part in parts {
-            manifest.parts.push(Part::of(folder, &format!("{part}-0001"))?);
+            let name = format!("{part}-0001");
+            let found = Manifest::read(&folder.join(&name))?;
+            manifest.parts.push(Part::of(&name, &found));
+            if found.parent.is_some() {
+                manifest.parent = base.map(|base| base.parent.clone());
+            }
         }
         manifest.settings = self.policy.to_settings();
         manifest.write(folder)?;
         Ok(manifest)
+    }
+}
+
+/// An image of the whole job on which the next one builds. It stays for as long as this.
+struct Base {
+    folder: PathBuf,
+    parent: Parent,
+    _pin: Pin,
+}
+
+impl Base {
+    /// That of which `part` is a part, if it lies in `dir`.
+    fn of(part: &Path, dir: &Path) -> Option<Base> {
+        let folder = part.parent().filter(|whole| whole.parent() == Some(dir))?.to_owned();
+        let pin = Pin::new(&folder).ok()?;
+        let whole = Manifest::read(&folder).ok().filter(|whole| !whole.parts.is_empty())?;
+        Some(Base { parent: whole.as_parent(&folder)?, folder, _pin: pin })
     }
 }
 

@@ -2,6 +2,7 @@
 //! what fails in one part fails, by name, in all of them.
 
 use super::Joint;
+use super::call::Builds;
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
 use kedge_image::Fate;
 use kedge_process::Together;
@@ -58,8 +59,8 @@ pub(crate) struct Meeting {
     waits: Mutex<Option<(Step, Instant)>>,
     /// Who take part: the parts, and who conducts.
     members: u32,
-    /// This part's name; `None`: the one that conducts.
-    part: Option<String>,
+    /// This part's name, and what its image builds on; `None`: the one that conducts.
+    part: Option<(String, Builds)>,
     joint: Joint,
     /// Whether all parts have prepared.
     prepared: AtomicBool,
@@ -69,15 +70,16 @@ pub(crate) struct Meeting {
     open: AtomicBool,
 }
 
+/// As what one takes part.
+#[derive(Debug)]
+pub(super) enum Role {
+    Conductor,
+    Part(Builds),
+}
+
 impl Meeting {
     /// Of a job of so many parts.
-    pub(super) fn new(
-        joint: &Joint,
-        client: Client,
-        id: &str,
-        parts: u32,
-        is_part: bool,
-    ) -> Meeting {
+    pub(super) fn new(joint: &Joint, client: Client, id: &str, parts: u32, role: Role) -> Meeting {
         Meeting {
             client: Mutex::new(client),
             // Parts of another version, which met at other steps, meet nobody here.
@@ -86,7 +88,10 @@ impl Meeting {
             told: Mutex::default(),
             waits: Mutex::default(),
             members: parts.saturating_add(1),
-            part: is_part.then(|| joint.part.to_string()),
+            part: match role {
+                Role::Conductor => None,
+                Role::Part(builds) => Some((joint.part.to_string(), builds)),
+            },
             joint: joint.clone(),
             prepared: AtomicBool::new(false),
             begun: AtomicBool::new(false),
@@ -107,6 +112,11 @@ impl Meeting {
         // One that is lost now has nothing to break.
         let _ = self.client().end(&self.series);
         self.client.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this part's image builds on.
+    pub(crate) fn builds(&self) -> Builds {
+        self.part.as_ref().map(|(_, builds)| builds.clone()).unwrap_or_default()
     }
 
     /// Whether the parts have begun to stand still: what fails now has failed for good.
@@ -224,7 +234,7 @@ impl Together for Meeting {
     }
 
     fn captured(&self, processes: usize) -> Result<(), String> {
-        let told = self.part.as_ref().map(|part| {
+        let told = self.part.as_ref().map(|(part, _)| {
             let count = processes.to_string();
             self.client().publish(&processes_of(part)?, count.as_bytes(), false)
         });
@@ -239,7 +249,7 @@ impl Together for Meeting {
 
 impl Others for Meeting {
     fn name(&self) -> String {
-        self.part.clone().unwrap_or_default()
+        self.part.as_ref().map(|(part, _)| part.clone()).unwrap_or_default()
     }
 
     fn parts(&self) -> Result<Vec<String>, String> {

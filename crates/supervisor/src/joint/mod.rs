@@ -13,6 +13,7 @@ mod launch;
 mod meeting;
 mod restart;
 
+pub(crate) use call::Builds;
 pub(crate) use conduct::ConductError;
 pub use hosts::{KEY, far};
 pub(crate) use launch::{LaunchError, Launches, Launching};

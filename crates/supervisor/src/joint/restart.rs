@@ -370,6 +370,9 @@ fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) 
     if let Some(keep) = spec.policy.keep {
         command.arg("--keep").arg(keep.to_string());
     }
+    if let Some(every) = spec.policy.full_every {
+        command.arg("--incremental").arg("--full-every").arg(every.to_string());
+    }
     if let Some(warm) = spec.policy.warm {
         command.arg(format!("--warm={warm}"));
     }
