@@ -29,6 +29,8 @@ pub enum PmiError {
     Refused { request: &'static str, why: String },
     #[error("the step daemon says `{0}`, which nobody has asked for")]
     Unasked(String),
+    #[error("`{0}` is under way, which no image holds")]
+    UnderWay(String),
     #[error("the step daemon answers `{request}` with `{answer}`")]
     Answer { request: &'static str, answer: String },
     #[error("the rank has told the step more than {most} bytes, which no image holds")]

@@ -4,6 +4,7 @@
 use crate::frame::Command;
 use crate::line::{Line, Version, take_line};
 use crate::{PmiError, take_frame};
+use serde::{Deserialize, Serialize};
 
 /// The longest key, in bytes (PMI-2's own bound).
 pub const LONGEST_KEY: usize = 64;
@@ -11,7 +12,7 @@ pub const LONGEST_KEY: usize = 64;
 pub const LONGEST_VALUE: usize = 1024;
 
 /// A rank of a step, as its daemon tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rank {
     pub rank: u32,
     /// How many ranks the step has.

@@ -11,6 +11,7 @@ use crate::moving::MoveError;
 use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
+use crate::rank::{Held, PMI, RankError};
 use crate::recover::Recovery;
 use crate::sharing::{self, SharingError};
 use crate::tally::Tally;
@@ -54,6 +55,8 @@ pub(crate) enum CheckpointError {
     Several(String),
     #[error(transparent)]
     Quiesce(#[from] QuiesceError),
+    #[error(transparent)]
+    Rank(#[from] RankError),
     #[error("cannot look at the connections to its devices: {0}")]
     Connections(io::Error),
     #[error(transparent)]
@@ -267,6 +270,8 @@ impl Checkpointer {
         let mut tries = 0;
         let ttl = order.hold_ms.map(Duration::from_millis).or(self.policy.hold);
         let ttl = ttl.filter(|ttl| !ttl.is_zero() && !order.stop);
+        // It is held from the first try on: the others have been told what it has done.
+        let mut session = None;
         let (claim, written) = loop {
             tries += 1;
             let claim = Claim::new(&dir, &name.to_string())?;
@@ -297,7 +302,8 @@ impl Checkpointer {
             let patience = options.patience;
             let amount = Amount::of(&options, self.devices().is_some());
             let written = amount.telling(order.tell, &mut tell, |mut tell| {
-                self.write(options, order.verify, ttl.is_some(), meeting, &mut tell)
+                let tell = &mut tell;
+                self.write(options, order.verify, ttl.is_some(), meeting, &mut session, tell)
             });
             match written {
                 Ok(written) => break (claim, written),
@@ -333,15 +339,23 @@ impl Checkpointer {
         verify: bool,
         holds: bool,
         meeting: Option<&Arc<Meeting>>,
+        session: &mut Option<Held>,
         tell: &mut impl FnMut(Progress),
     ) -> Result<Written, CheckpointError> {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let patience = options.patience;
-        options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU]);
+        options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU, &PMI]);
         let mut begun = self.begin_while_it_runs(options, track)?;
+        // Before the others stand still: what the rank has asked is answered while they run.
+        let others = meeting.and_then(|meeting| meeting.others());
+        if session.is_none() {
+            *session = PMI.hold()?;
+            session.iter().zip(others).try_for_each(|(held, others)| held.tell(others))?;
+        }
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
+        session.iter().zip(others).try_for_each(|(held, others)| held.settle(others))?;
         let preparing = proxy::Order::Prepare { track, full };
         let quiet = self.proxies.quiesce_after(patience, &preparing, || begun.catch_up())?;
         let roots = self.roots.without(&quiet.proxies);
@@ -351,6 +365,7 @@ impl Checkpointer {
         let captured = begun.capture(&roots);
         GPU.idle();
         let (mut captured, at) = (captured?, jobs::now());
+        drop(session.take());
         // What the job did while its image is written would be done twice. Whatever fails, it goes
         // on.
         let standing = captured.stand();

@@ -27,6 +27,7 @@ mod postscript;
 mod program;
 mod proxies;
 mod quiesce;
+mod rank;
 mod recover;
 mod restart;
 pub mod resume;
@@ -70,6 +71,8 @@ use postscript::Postscript;
 pub use program::Outcome;
 use program::Program;
 use proxies::{Launch, Proxies};
+pub use rank::RankError;
+use rank::{Open, Seat};
 use recover::Recovery;
 pub use recover::{End, GoBack};
 pub use restart::{Back, RestartSpec, images_of, restart, settle_restarts};
@@ -144,6 +147,8 @@ pub enum RunError {
         "{part} is being restarted already, by {by}: a part can be restarted on one host only (`--parts`)"
     )]
     PartTaken { part: JobName, by: String },
+    #[error(transparent)]
+    Rank(#[from] RankError),
     #[error("{program}: {}", start_error(source))]
     Start { program: String, source: io::Error },
 }
@@ -184,8 +189,10 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
     };
     let jobs = Jobs::open()?;
-    let (name, joint, dir) = place(spec, &jobs)?;
+    let seat = Seat::here();
+    let mut open = seat.as_ref().map(Open::begin).transpose()?;
     let mut spec = spec.clone();
+    let (name, joint, dir) = place(&mut spec, &jobs, open.as_mut())?;
     if joint.as_ref().is_some_and(|joint| !joint.is_first()) {
         // One of the parts asks for all of them.
         spec.policy.interval = None;
@@ -202,7 +209,9 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         to.start(&name)
             .map_err(|source| RunError::System { what: "start `kedge migrate`", source })?;
     }
-    let outcome = supervise(spec, &name, joint, &dir, devices.as_ref(), &keeper, warm.as_ref());
+    let rank = seat.zip(open);
+    let devices = devices.as_ref();
+    let outcome = supervise(spec, &name, (joint, rank), &dir, devices, &keeper, warm.as_ref());
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
         let spec = RestartSpec { path, policy, ..RestartSpec::default() };
@@ -238,7 +247,18 @@ fn management_of(
 }
 
 /// The job's name, the job that it is a part of, and its folder.
-fn place(spec: &JobSpec, jobs: &Jobs) -> Result<(JobName, Option<Joint>, JobDir), JobError> {
+fn place(
+    spec: &mut JobSpec,
+    jobs: &Jobs,
+    open: Option<&mut Open>,
+) -> Result<(JobName, Option<Joint>, JobDir), RunError> {
+    if let Some(open) = open.filter(|open| open.rank.size > 1) {
+        let (joint, dir) = joint::enter_step(spec, jobs, open)?;
+        spec.join = Some(joint.job.clone());
+        // Whoever has started the ranks starts them on all hosts.
+        spec.shells = false;
+        return Ok((joint.part.clone(), Some(joint), dir));
+    }
     if let Some(join) = &spec.join {
         let (joint, dir) = Joint::enter(jobs, join, spec.far.as_ref())?;
         return Ok((joint.part.clone(), Some(joint), dir));
@@ -253,7 +273,7 @@ fn place(spec: &JobSpec, jobs: &Jobs) -> Result<(JobName, Option<Joint>, JobDir)
 fn supervise(
     spec: &JobSpec,
     name: &JobName,
-    joint: Option<Joint>,
+    (joint, rank): (Option<Joint>, Option<(Seat, Open)>),
     dir: &JobDir,
     devices: Option<&(&GpuSpec, Parts)>,
     keeper: &Keeper,
@@ -306,7 +326,8 @@ fn supervise(
     let checkpointer = serve_control(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.turn.start();
-    let program = match Program::start(spec, name, dir, &signals) {
+    let end = rank.map(|(seat, open)| rank::serve(&seat, open, &log)).transpose()?;
+    let program = match Program::start(spec, name, dir, &signals, end) {
         Ok(program) => Arc::new(program),
         Err(error) => {
             meta.state = State::Exited(i32::from(error.exit_code()));

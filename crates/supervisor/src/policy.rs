@@ -42,6 +42,19 @@ impl Policy {
     }
 }
 
+impl Policy {
+    /// Returns the options that say what a rank of a step of several cannot have, and whether each
+    /// is given.
+    pub(crate) fn needs_one_part(&self) -> [(&'static str, bool); 4] {
+        [
+            ("--incremental", self.full_every.is_some()),
+            ("--recover", self.recover.is_some()),
+            ("--on-term", self.on_term.is_some()),
+            ("--resume", self.resume),
+        ]
+    }
+}
+
 impl FromStr for JobGpu {
     type Err = BadGpuSpec;
     fn from_str(text: &str) -> Result<JobGpu, BadGpuSpec> {

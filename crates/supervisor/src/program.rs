@@ -3,6 +3,7 @@
 use crate::jobs::{JobDir, JobName};
 use crate::policy::JobGpu;
 use crate::proxies::Proxies;
+use crate::rank::End;
 use crate::recover::Recovery;
 use crate::signals::Signals;
 use crate::{JobSpec, RunError, trace};
@@ -63,6 +64,7 @@ impl Program {
         name: &JobName,
         dir: &JobDir,
         signals: &Signals,
+        rank: Option<End>,
     ) -> Result<Program, RunError> {
         let mask = signals.original();
         let mut command = Command::new(&spec.program);
@@ -92,11 +94,18 @@ impl Program {
                 command.env(told, "0");
             }
         }
-        // SAFETY: the closure runs in the child between fork and exec and makes one system call.
+        let relay = rank.as_ref().map(|end| (end.socket.as_raw_fd(), end.number));
+        // SAFETY: the closure runs in the child between fork and exec and makes two system calls;
+        // the relay's end is open until the child has been started.
         unsafe {
             command.pre_exec(move || {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
-                Ok(())
+                match relay {
+                    Some((end, number)) if libc::dup2(end, number) < 0 => {
+                        Err(io::Error::last_os_error())
+                    }
+                    _ => Ok(()),
+                }
             });
         }
         kernel::require(Stops::Jobs)?;
@@ -104,6 +113,7 @@ impl Program {
             program: spec.program.to_string_lossy().into_owned(),
             source,
         })?;
+        drop(rank);
         let pid = child.id();
         // SAFETY: a plain call on a child that has not been waited for; what it returns is a new
         // descriptor.

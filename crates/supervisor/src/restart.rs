@@ -13,6 +13,7 @@ use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
 use crate::postscript::{Ended, Postscript};
 use crate::proxies::{Launch, Proxies};
+use crate::rank::{PMI, Seat};
 use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
@@ -25,6 +26,7 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
+use kedge_pmi::Rank;
 use kedge_process::plugins::{More, Others, PathMap, settle_all};
 use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use std::fs;
@@ -305,6 +307,10 @@ fn first_that_works<'a>(
             let socket = dir.socket();
             GPU.restart_with(Restart { launch, proxies, socket, files, folder, held, warm });
         }
+        if let Some((seat, rank)) = spec.seat() {
+            inherits.push(seat.fd);
+            PMI.restart_in(seat, rank);
+        }
         if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
             JOIN.wait_for_others(joint.clone(), joining.clone());
         }
@@ -315,7 +321,7 @@ fn first_that_works<'a>(
         let checkpointer =
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let plugins: More = vec![&GPU, &JOIN, &SHOWN];
+        let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN];
         let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Others);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
@@ -414,6 +420,13 @@ impl RestartSpec {
         let recovery = Recovery::new(&policy, self.used(), dir, &log);
         recovery.lose(loss);
         recovery.is_due()
+    }
+
+    /// The rank of a step that the job is to be, and as whom another process has begun.
+    fn seat(&self) -> Option<(Seat, Option<Rank>)> {
+        let joining = self.joining.as_ref();
+        let begun = joining.and_then(|joining| joining.rank.clone());
+        begun.map(|(seat, rank)| (seat, Some(rank))).or_else(|| Some((Seat::here()?, None)))
     }
 
     /// How often the job has gone back.
@@ -529,6 +542,9 @@ impl Checkpointing<'_> {
         }
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
             log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
+        }
+        if let Err(error) = PMI.serve(log.clone()) {
+            log.line(&error.to_string());
         }
         checkpointer.take_part();
         // SIGCHLD is blocked here as in the process that this is a copy of.

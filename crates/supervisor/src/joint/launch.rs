@@ -164,7 +164,7 @@ fn first_part(checkpointer: &Checkpointer, toward: Option<&str>) -> Result<Joint
 }
 
 /// A free port at the address of this host that is on the way to `toward`, and a new key.
-fn meeting_place(toward: Option<&str>) -> Result<Far, LaunchError> {
+pub(super) fn meeting_place(toward: Option<&str>) -> Result<Far, LaunchError> {
     let address = SocketAddr::new(own_address(toward), 0);
     let port = TcpListener::bind(address).and_then(|listener| listener.local_addr());
     let address = port.map_err(LaunchError::Port)?;

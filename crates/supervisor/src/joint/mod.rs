@@ -11,6 +11,7 @@ mod conduct;
 mod hosts;
 mod launch;
 mod meeting;
+mod ranks;
 mod restart;
 
 pub(crate) use call::Builds;
@@ -18,6 +19,7 @@ pub(crate) use conduct::ConductError;
 pub use hosts::{KEY, far};
 pub(crate) use launch::{LaunchError, Launches, Launching};
 pub(crate) use meeting::Meeting;
+pub(crate) use ranks::enter_step;
 pub use restart::Joining;
 pub(crate) use restart::{JOIN, restart_parts};
 
@@ -52,6 +54,14 @@ pub(crate) struct Joint {
     conducting: Arc<RwLock<()>>,
 }
 
+/// Removes what an ended job has left whose parts these are.
+fn clear(jobs: &Jobs, parts: &[Meta]) {
+    if !parts.iter().any(|meta| meta.state == State::Running) {
+        let names = parts.iter().filter_map(|meta| meta.name.parse().ok());
+        names.for_each(|name: JobName| jobs.remove(&name));
+    }
+}
+
 /// Of the joint job `job`: the part with that number.
 fn part_name(job: &JobName, number: u32) -> Result<JobName, JobError> {
     format!("{job}.{number}").parse()
@@ -68,11 +78,7 @@ impl Joint {
         let folder = jobs.joint_dir(job)?;
         let _one = lock(&folder.join("parts.lock"))?;
         let before = jobs.parts(job)?;
-        if !before.iter().any(|meta| meta.state == State::Running) {
-            // What an ended job of that name has left.
-            let names = before.iter().filter_map(|meta| meta.name.parse().ok());
-            names.for_each(|name: JobName| jobs.remove(&name));
-        }
+        clear(jobs, &before);
         for number in 0..MOST_PARTS {
             let part = part_name(job, number)?;
             // The number of one that has ended stays its own while others run.

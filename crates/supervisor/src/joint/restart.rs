@@ -3,19 +3,22 @@
 
 use super::hosts::{KEY, far};
 use super::meeting::SPACE;
-use super::{Joint, lock, part_name};
+use super::{Joint, lock, part_name, ranks};
 use crate::again::kedge_again;
 use crate::jobs::{JobError, JobName, Jobs};
+use crate::rank::{Open, RankError, Seat, tell};
 use crate::restart::RestartSpec;
 use crate::signals::{Signal, Signals};
 use crate::{Outcome, RunError};
 use kedge_coordinator::{
-    Client, ClientError, FarError, Leader, Member, Notice, Place, Series, Server, Who,
+    Client, ClientError, Far, FarError, Leader, Member, Notice, Place, Series, Server, Who,
 };
 use kedge_image::{ImageError, Manifest};
+use kedge_pmi::Rank;
 use kedge_process::plugins::{Claim, Found, Job, Others, Plugin, PluginError, Stage};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
@@ -49,6 +52,9 @@ pub struct Joining {
     /// Where the coordinator is, if they are on several hosts; the key is in the environment.
     #[serde(default)]
     at: Option<String>,
+    /// The rank of a step that it is, whose session has begun.
+    #[serde(default)]
+    pub(crate) rank: Option<(Seat, Rank)>,
 }
 
 impl Joining {
@@ -219,15 +225,17 @@ pub(crate) fn restart_parts(
     let job: JobName = spec.name.clone().map_or_else(|| manifest.job.parse(), Ok)?;
     // Before anything is started, so that only the waiting below sees them.
     let signals = Signals::block();
-    let joint = Joint::of(&jobs, &job, job.clone(), spec.far.clone())?;
+    let (spec, met) = match Seat::here().filter(Seat::has_others) {
+        Some(seat) => meet_in_step(spec, manifest, &jobs, &job, seat)?,
+        None => (spec.clone(), meet(spec, &jobs, &job)?),
+    };
+    let spec = &spec;
     let chosen = chosen(spec, manifest)?;
-    let starting = lock(&joint.place.folder.join("parts.lock"))?;
-    jobs.make_room(&job)?;
-    let (server, mut client) = coordinate(&joint)?;
+    let Met { joint, server, mut client, mut starting, rank } = met;
     let series = series(spec, manifest);
     let parts = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
     let at = spec.far.as_ref().map(|far| far.address().to_string());
-    let joining = Joining { job: job.to_string(), series: series.clone(), parts, at };
+    let joining = Joining { job: job.to_string(), series: series.clone(), parts, at, rank };
     let names = chosen.iter().map(|number| part_name(&job, *number));
     let names = names.collect::<Result<Vec<JobName>, _>>()?;
     claim(&mut client, &joint, &series, &names)?;
@@ -242,7 +250,6 @@ pub(crate) fn restart_parts(
         let _ =
             client.break_series(&Series::of_job(&series), &format!("{name} has ended: {status}"));
     };
-    let mut starting = Some(starting);
     while running.look(&mut ended) {
         match signals.next() {
             Signal::Child => {}
@@ -253,6 +260,89 @@ pub(crate) fn restart_parts(
     }
     drop(server);
     Ok(running.outcome())
+}
+
+/// What restarts parts, once it knows the coordinator.
+struct Met {
+    joint: Joint,
+    server: Option<Server>,
+    client: Client,
+    /// No other part gets a name on this host.
+    starting: Option<File>,
+    rank: Option<(Seat, Rank)>,
+}
+
+fn meet(spec: &RestartSpec, jobs: &Jobs, job: &JobName) -> Result<Met, RunError> {
+    let joint = Joint::of(jobs, job, job.clone(), spec.far.clone())?;
+    let starting = Some(lock(&joint.place.folder.join("parts.lock"))?);
+    jobs.make_room(job)?;
+    let (server, client) = coordinate(&joint)?;
+    Ok(Met { joint, server, client, starting, rank: None })
+}
+
+/// In a step, whose ranks restart one part each: what this one is to do.
+fn meet_in_step(
+    spec: &RestartSpec,
+    manifest: &Manifest,
+    jobs: &Jobs,
+    job: &JobName,
+    seat: Seat,
+) -> Result<(RestartSpec, Met), RunError> {
+    let mut open = Open::begin(&seat)?;
+    // Others on this host may have begun by the time that all have met.
+    let room = || {
+        fits_step(spec, manifest, &open)?;
+        let folder = jobs.joint_dir(job)?;
+        let _one = lock(&folder.join("parts.lock"))?;
+        Ok(jobs.make_room(job)?)
+    };
+    if let Err(error) = room() {
+        return Err(ranks::failed(&mut open, error));
+    }
+    let meet = |far: Far| -> Result<_, RunError> {
+        let joint = Joint::of(jobs, job, job.clone(), Some(far))?;
+        let (server, client) = coordinate(&joint)?;
+        Ok((joint, server, client))
+    };
+    let (joint, server, client) = if open.rank.rank == 0 {
+        let drawn = || {
+            let (far, meeting) = ranks::draw(job)?;
+            Ok((meet(far)?, meeting))
+        };
+        match drawn() {
+            Ok((met, meeting)) => {
+                tell(&mut open, Ok(&meeting))?;
+                met
+            }
+            Err(error) => return Err(ranks::failed(&mut open, error)),
+        }
+    } else {
+        let (named, far) = ranks::heard(&mut open)?;
+        if named != *job {
+            return Err(
+                RankError::Failed(format!("it restarts {named}, and this one {job}")).into()
+            );
+        }
+        meet(far)?
+    };
+    let (far, number) = (joint.place.far.clone(), open.rank.rank);
+    let rank = Some((seat, open.rank));
+    let spec = RestartSpec { far, parts: vec![number], showing: None, ..spec.clone() };
+    Ok((spec, Met { joint, server, client, starting: None, rank }))
+}
+
+fn fits_step(spec: &RestartSpec, manifest: &Manifest, open: &Open) -> Result<(), RunError> {
+    let given = spec.policy.needs_one_part().into_iter();
+    let resume = ("--resume", spec.resume.is_some());
+    let mut given = given.chain([resume, ("--at", spec.far.is_some())]);
+    if let Some((option, _)) = given.find(|(_, given)| *given) {
+        return Err(RankError::Option(option).into());
+    }
+    let (parts, ranks) = (manifest.parts.len(), open.rank.size);
+    if parts != ranks as usize {
+        return Err(RankError::Size { parts, ranks }.into());
+    }
+    Ok(())
 }
 
 /// Has the parts be restarted by this process alone, before anything of theirs is touched. If

@@ -1,0 +1,117 @@
+//! The ranks of a step as the parts of one job (docs/design/0048-slurm.md): each part has its
+//! rank's number, and they meet where the first one says by a key of the step.
+
+use super::launch::meeting_place;
+use super::{Joint, MOST_PARTS, clear, lock, part_name};
+use crate::jobs::{JobDir, JobError, JobName, Jobs};
+use crate::rank::{Meeting, Open, RankError, hear, tell};
+use crate::{JobSpec, RunError};
+use kedge_coordinator::{Far, FarError, JobKey};
+use std::path::Path;
+
+/// The host that has started the step: the way to it is one that the step's nodes have.
+const LAUNCHER: &str = "SLURM_LAUNCH_NODE_IPADDR";
+/// A port that was free a moment ago may be another's: so often another one is tried.
+const TRIES: u32 = 4;
+
+/// Makes the rank the part of its number of the joint job that the first rank names.
+///
+/// # Errors
+/// The options are not for ranks, not all ranks come, or one of them fails.
+pub(crate) fn enter_step(
+    spec: &JobSpec,
+    jobs: &Jobs,
+    open: &mut Open,
+) -> Result<(Joint, JobDir), RunError> {
+    if let Err(error) = fits(spec, open) {
+        return Err(failed(open, error));
+    }
+    if open.rank.rank > 0 {
+        let (job, far) = heard(open)?;
+        return Ok(enter_as(jobs, &job, open.rank.rank, far)?);
+    }
+    let name = spec.name.clone().or_else(|| spec.join.clone());
+    let job = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
+    let (joint, dir, meeting) = match first(jobs, &job) {
+        Ok(first) => first,
+        Err(error) => return Err(failed(open, error)),
+    };
+    if let Err(error) = tell(open, Ok(&meeting)) {
+        dir.retire();
+        return Err(error.into());
+    }
+    Ok((joint, dir))
+}
+
+/// Tells the other ranks, too, before they wait in vain.
+pub(super) fn failed(open: &mut Open, error: RunError) -> RunError {
+    // Whoever does not come is told of by the others.
+    let _ = tell(open, Err(&error.to_string()));
+    error
+}
+
+/// Where the first rank says that all meet, and the job's name.
+pub(super) fn heard(open: &mut Open) -> Result<(JobName, Far), RunError> {
+    let Meeting { job, at, key } = hear(open)?;
+    let job: JobName = job.parse()?;
+    let bad = |error: FarError| JobError::Join { job: job.clone(), why: error.to_string() };
+    let key = JobKey::new(key.as_bytes()).map_err(bad)?;
+    let far = Far::new(&at, key).map_err(bad)?;
+    Ok((job, far))
+}
+
+/// A place where the parts of the job `job` can meet, drawn by the first rank, and what the others
+/// are told of it.
+pub(super) fn draw(job: &JobName) -> Result<(Far, Meeting), JobError> {
+    let toward = std::env::var(LAUNCHER).ok();
+    let bad = |why: String| JobError::Join { job: job.clone(), why };
+    let far = meeting_place(toward.as_deref()).map_err(|error| bad(error.to_string()))?;
+    let key = String::from_utf8(far.key().text().to_vec());
+    let key = key.map_err(|_| bad("its key is no text".to_owned()))?;
+    let meeting = Meeting { job: job.to_string(), at: far.address().to_string(), key };
+    Ok((far, meeting))
+}
+
+fn fits(spec: &JobSpec, open: &Open) -> Result<(), RunError> {
+    let refused = spec.policy.needs_one_part().into_iter();
+    let others = [("--at", spec.far.is_some()), ("--move-to", spec.move_to.is_some())];
+    if let Some((option, _)) = refused.chain(others).find(|(_, given)| *given) {
+        return Err(RankError::Option(option).into());
+    }
+    if open.rank.size > MOST_PARTS {
+        return Err(RankError::Many { ranks: open.rank.size, most: MOST_PARTS }.into());
+    }
+    Ok(())
+}
+
+fn first(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir, Meeting), RunError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let (far, meeting) = draw(job)?;
+        match enter_as(jobs, job, 0, far) {
+            Ok((joint, dir)) => return Ok((joint, dir, meeting)),
+            Err(JobError::Join { .. }) if tries < TRIES => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Takes the part `number` of the job `job` for this process.
+fn enter_as(
+    jobs: &Jobs,
+    job: &JobName,
+    number: u32,
+    far: Far,
+) -> Result<(Joint, JobDir), JobError> {
+    let folder = jobs.joint_dir(job)?;
+    let _one = lock(&folder.join("parts.lock"))?;
+    clear(jobs, &jobs.parts(job)?);
+    let part = part_name(job, number)?;
+    let joint = Joint::of(jobs, job, part.clone(), Some(far))?;
+    if !joint.claim()? {
+        return Err(JobError::InUse { name: part });
+    }
+    let dir = jobs.create(&part)?;
+    Ok((joint, dir))
+}
