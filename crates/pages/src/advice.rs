@@ -69,18 +69,27 @@ impl Engine {
 
     fn carry_out(&mut self, wish: Wish, out: &mut Out) {
         let (Wish::Prefetch { pages, .. } | Wish::Advise { pages, .. }) = &wish;
+        let now = self.tick();
         for start in self.regions_within(pages) {
+            // What is wanted on a node does not give way to itself.
+            if matches!(
+                wish,
+                Wish::Prefetch { to: Place::Node(_), .. }
+                    | Wish::Advise { advice: Advice::Prefer(Place::Node(_)), .. }
+            ) {
+                self.note_use(start, now);
+            }
             let parts: Vec<_> = self.regions[&start].parts(pages).collect();
             for (index, part) in parts {
                 match wish {
                     Wish::Prefetch { to: Place::Host, .. } => self.open(part, Access::Read, out),
                     Wish::Prefetch { to: Place::Node(_), .. } if self.stays(start, index) => {}
                     Wish::Prefetch { to, .. } => {
-                        self.place(start, index, to, out);
+                        self.place(start, index, to, now, out);
                         self.clean(start, index, &part, out);
                     }
                     Wish::Advise { advice: Advice::Prefer(to), .. } => {
-                        self.place(start, index, to, out);
+                        self.place(start, index, to, now, out);
                     }
                     Wish::Advise { advice: Advice::NoPreference, .. } => self.unstay(start, index),
                 }
@@ -88,17 +97,15 @@ impl Engine {
         }
     }
 
-    /// Moves a block, as far as it can be there.
-    fn place(&mut self, start: u64, index: u32, to: Place, out: &mut Out) {
+    /// Moves a block, as far as it can be there without what was used since `since` giving way.
+    fn place(&mut self, start: u64, index: u32, to: Place, since: u64, out: &mut Out) {
         let Some(region) = self.regions.get(&start) else { return };
         let pages = region.block_pages(index);
         let there = region.blocks[index as usize].place == to;
         let possible = match to {
+            _ if region.fixed => there,
             Place::Host => self.host_is_seen(),
-            Place::Node(node) => {
-                let now = self.tick();
-                there || self.make_room(node, offsets(&pages).len(), now, out)
-            }
+            Place::Node(node) => there || self.make_room(node, offsets(&pages).len(), since, out),
         };
         if possible {
             self.relocate((start, index), to, true, out);

@@ -81,8 +81,9 @@ impl Engine {
                 self.shut(start, index, &part, out);
             }
         }
-        if let Some(region) = self.regions.get_mut(&start).filter(|_| write) {
-            region.born = 0;
+        if let Some(region) = self.regions.get_mut(&start) {
+            region.read = true;
+            region.born *= u64::from(!write);
         }
         !Self::is_own(attach, stream)
     }

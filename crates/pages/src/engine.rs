@@ -67,14 +67,38 @@ impl Engine {
         attach: Attach,
         node: NodeId,
     ) -> Result<Vec<Action>, Error> {
+        self.alloc_as(pages, attach, node, false)
+    }
+
+    /// As [`Self::alloc`], but the region stays on the node for good, and counts for nothing of its
+    /// quota: the memory is a part of something larger. All nodes see that one's memory.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub fn alloc_fixed(
+        &mut self,
+        pages: Pages,
+        attach: Attach,
+        node: NodeId,
+    ) -> Result<Vec<Action>, Error> {
+        self.alloc_as(pages, attach, node, true)
+    }
+
+    fn alloc_as(
+        &mut self,
+        pages: Pages,
+        attach: Attach,
+        node: NodeId,
+        fixed: bool,
+    ) -> Result<Vec<Action>, Error> {
         self.known(node)?;
         let before = self.regions.range(..pages.end).next_back();
         if pages.is_empty() || before.is_some_and(|(_, region)| region.pages.end > pages.start) {
             return Err(Error::Overlap);
         }
         let (start, born) = (pages.start, self.tick());
-        let mut region = Region::new(pages, attach, born);
-        region.used = born;
+        let mut region = Region::new(pages, attach, node, born);
+        region.fixed = fixed;
         region.blocks =
             vec![Block::new(Place::Host); region.index(region.pages.end - 1) as usize + 1];
         let count = region.blocks.len() as u32;
@@ -90,17 +114,17 @@ impl Engine {
     fn put_new(&mut self, key: Key, node: NodeId, out: &mut Out) {
         let Some(region) = self.regions.get(&key.0) else { return };
         let pages = region.block_pages(key.1);
-        let at = match self.has_room(node, pages.end - pages.start) {
+        let at = match region.fixed || self.has_room(node, pages.end - pages.start) {
             true => Place::Node(node),
             false => Place::Host,
         };
-        match at {
-            Place::Node(node) => out.push(Action::Reserve { node, pages: pages.clone() }),
-            Place::Host => {
-                out.push(Action::Protect { pages: pages.clone(), to: Protection::ReadWrite });
-            }
+        if let Place::Node(node) = at {
+            out.push(Action::Reserve { node, pages: pages.clone() });
         }
-        out.push(Action::Map { pages, at });
+        out.push(Action::Map { pages: pages.clone(), at });
+        if at == Place::Host {
+            out.push(Action::Protect { pages, to: Protection::ReadWrite });
+        }
         self.enter(key, at);
     }
 
@@ -138,7 +162,7 @@ impl Engine {
     /// No region begins there.
     pub fn attach(&mut self, start: u64, attach: Attach) -> Result<Step, Error> {
         let region = self.regions.get(&start).ok_or(Error::NotManaged(start))?;
-        let (old, fresh) = (region.attach, self.is_fresh(region));
+        let (old, fresh) = (region.attach, self.is_fresh(region) && !region.read);
         if attach == old {
             return Ok(Step::Do(Vec::new()));
         }
@@ -152,7 +176,7 @@ impl Engine {
         else {
             return Err(Error::NotManaged(start));
         };
-        (region.attach, region.born) = (attach, born);
+        (region.attach, region.born, region.read) = (attach, born, false);
         let open: Vec<Key> = region.listed().collect();
         open.iter().for_each(|key| _ = class.open.remove(key));
         let places = (0..).zip(&region.blocks).map(|(index, block)| ((start, index), block.place));

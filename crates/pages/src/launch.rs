@@ -88,7 +88,7 @@ impl Engine {
     }
 
     /// A launch uses the region of a page.
-    fn note_use(&mut self, page: u64, now: u64) {
+    pub(crate) fn note_use(&mut self, page: u64, now: u64) {
         let Some(start) = self.region(page).map(|region| region.pages.start) else { return };
         let Some(region) = self.regions.get_mut(&start) else { return };
         let before = std::mem::replace(&mut region.used, now);
@@ -108,6 +108,9 @@ impl Engine {
         if region.away == 0 || !self.busy.lets(Attach::Global) {
             return;
         }
+        // Where the program has it, if that serves this node as well.
+        let home = Some(region.home).filter(|home| self.sees(node, Place::Node(*home)));
+        let node = home.unwrap_or(node);
         for index in 0..region.blocks.len() as u32 {
             let Some(region) = self.regions.get(&start) else { return };
             let block = &region.blocks[index as usize];

@@ -38,6 +38,7 @@ mod launch;
 mod moves;
 mod out;
 mod region;
+mod room;
 mod set;
 mod touch;
 mod types;

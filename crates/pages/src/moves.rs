@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Returns a block of the node's least recently used region that may move.
-    fn least_used(&self, node: NodeId, since: u64) -> Option<Key> {
+    pub(crate) fn least_used(&self, node: NodeId, since: u64) -> Option<Key> {
         let recent = &self.nodes.get(&node)?.recent;
         let before = recent.range(..(since, 0));
         let may_move = |start: &u64| {
@@ -76,12 +76,14 @@ impl Engine {
                 out.push(Action::Protect { pages: pages.clone(), to: Protection::ReadWrite });
                 out.push(Action::Release { node, pages });
             }
+            // The host's memory is given back: it is what there is too little of next.
             (Place::Host, Place::Node(node)) => {
-                (block.readable, block.writable) = (all, PageSet::EMPTY);
-                out.push(Action::Protect { pages: pages.clone(), to: Protection::Read });
+                (block.readable, block.writable) = (PageSet::EMPTY, PageSet::EMPTY);
+                out.push(Action::Protect { pages: pages.clone(), to: Protection::None });
                 out.push(Action::Reserve { node, pages: pages.clone() });
                 out.push(Action::Send { node, pages: pages.clone() });
-                out.push(Action::Map { pages, at: to });
+                out.push(Action::Map { pages: pages.clone(), at: to });
+                out.push(Action::Forget { pages });
             }
             (Place::Node(from), Place::Node(node)) => {
                 let moved = if fresh { PageSet::EMPTY } else { all - writable };
@@ -124,6 +126,9 @@ impl Engine {
         region.away += u32::from(at == Place::Host && !block.stays);
         self.classes.entry(region.attach).or_default().settle(key, at);
         let Place::Node(id) = at else { return };
+        if region.fixed {
+            return;
+        }
         let count = region.on.entry(id).or_insert(0);
         *count += 1;
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -140,6 +145,9 @@ impl Engine {
         region.away -= u32::from(at == Place::Host && !block.stays);
         self.classes.entry(region.attach).or_default().leave(key, at);
         let Place::Node(id) = at else { return Some(at) };
+        if region.fixed {
+            return Some(at);
+        }
         let left = region.on.entry(id).or_insert(1);
         *left -= 1;
         if let Some(node) = self.nodes.get_mut(&id) {

@@ -17,6 +17,13 @@ pub(crate) struct Region {
     /// zero everywhere.
     pub(crate) born: u64,
     pub(crate) blocks: Vec<Block>,
+    /// A copy may have read some of it since it was attached as it is.
+    pub(crate) read: bool,
+    /// The node that it was allocated for.
+    pub(crate) home: NodeId,
+    /// Its blocks never leave the node: they are a part of something larger there, and count for
+    /// nothing of the quota.
+    pub(crate) fixed: bool,
     /// When a launch was last told to use it.
     pub(crate) used: u64,
     /// How many blocks lie on each node.
@@ -50,9 +57,20 @@ impl Block {
 
 impl Region {
     /// Creates a region without blocks.
-    pub(crate) fn new(pages: Pages, attach: Attach, born: u64) -> Region {
+    pub(crate) fn new(pages: Pages, attach: Attach, home: NodeId, born: u64) -> Region {
         let (blocks, on) = (Vec::new(), BTreeMap::new());
-        Region { pages, attach, born, blocks, used: 0, on, away: 0 }
+        Region {
+            pages,
+            attach,
+            born,
+            blocks,
+            read: false,
+            home,
+            fixed: false,
+            used: born,
+            on,
+            away: 0,
+        }
     }
 
     /// Returns which block holds a page of the region, and where.

@@ -27,7 +27,7 @@ impl Engine {
         }
         let (attach, end) = (region.attach, region.pages.end);
         let key = (region.pages.start, region.index(page));
-        let contended = region.blocks[key.1 as usize].contended;
+        let contended = region.blocks[key.1 as usize].contended && !region.fixed;
         if let Some(wait) = self.must_wait(attach, by) {
             self.note_contention(key, attach, by);
             return Ok(wait);

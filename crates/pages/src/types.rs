@@ -100,7 +100,8 @@ pub struct Ticket(pub(crate) u64);
 pub enum Action {
     /// Changes what the host's view allows.
     Protect { pages: Pages, to: Protection },
-    /// Takes memory of a node, zeroed.
+    /// Takes memory of a node, zeroed. Where there is none, nothing more of these actions is done
+    /// for the blocks of these pages, and [`Engine::refused`](crate::Engine::refused) says what is.
     Reserve { node: NodeId, pages: Pages },
     /// Has devices find these pages there from now on. No work that may touch them runs.
     Map { pages: Pages, at: Place },
@@ -116,6 +117,53 @@ pub enum Action {
     Copy { from: NodeId, to: NodeId, pages: Pages },
     /// Tells the job's log.
     Tell(Note),
+}
+
+impl Action {
+    /// Returns what is left of it without the pages of some ranges.
+    pub fn without(self, ranges: &[Pages]) -> Vec<Action> {
+        let Some(pages) = self.pages().cloned() else { return vec![self] };
+        let mut left = vec![pages];
+        for range in ranges {
+            let parts = left.into_iter().flat_map(|it| {
+                let before = it.start..it.end.min(range.start);
+                [before, it.start.max(range.end)..it.end]
+            });
+            left = parts.filter(|it| it.start < it.end).collect();
+        }
+        left.into_iter().map(|pages| self.clone().of(pages)).collect()
+    }
+
+    /// Returns the pages that it is about.
+    pub fn pages(&self) -> Option<&Pages> {
+        match self {
+            Action::Protect { pages, .. }
+            | Action::Reserve { pages, .. }
+            | Action::Map { pages, .. }
+            | Action::Release { pages, .. }
+            | Action::Forget { pages }
+            | Action::Fetch { pages, .. }
+            | Action::Send { pages, .. }
+            | Action::Copy { pages, .. } => Some(pages),
+            Action::Tell(_) => None,
+        }
+    }
+
+    /// Returns the same for other pages.
+    fn of(mut self, other: Pages) -> Action {
+        match &mut self {
+            Action::Protect { pages, .. }
+            | Action::Reserve { pages, .. }
+            | Action::Map { pages, .. }
+            | Action::Release { pages, .. }
+            | Action::Forget { pages }
+            | Action::Fetch { pages, .. }
+            | Action::Send { pages, .. }
+            | Action::Copy { pages, .. } => *pages = other,
+            Action::Tell(_) => {}
+        }
+        self
+    }
 }
 
 /// What is worth a line in the job's log.

@@ -170,6 +170,17 @@ fn a_new_region_is_attached_while_others_work() {
     assert!(done(engine.attach(START, Attach::Global).unwrap()).is_empty(), "nothing changes");
 }
 
+/// A copy that runs may still read what is attached to another stream meanwhile.
+#[test]
+fn a_copy_from_new_memory_is_waited_for() {
+    let mut engine = engine(None, true);
+    engine.alloc(START..START + 4, Attach::Global, GPU).unwrap();
+    let bytes = START * kedge_pages::PAGE..START * kedge_pages::PAGE + 8;
+    done(engine.device_access(GPU, STREAM, &[bytes], &[]).unwrap());
+    let wait = |step| matches!(step, Step::Wait { .. });
+    assert!(wait(engine.attach(START, Attach::Stream(StreamId(1))).unwrap()));
+}
+
 /// A prefetch to the node sends what the host has written, and leaves it open for reading.
 #[test]
 fn a_prefetch_sends_ahead_of_the_launch() {
@@ -244,4 +255,77 @@ fn a_restart_leaves_with_the_node_what_both_had() {
     assert_eq!(touch(&mut engine, START + 3, Access::Read)[0], fetched);
     let sent = Action::Send { node: GPU, pages: page(START + 5) };
     assert_eq!(launch(&mut engine, &[]).last(), Some(&sent));
+}
+
+/// What something else wants of a node is given by what was used least recently, and comes back
+/// with the launch that uses it once there is room.
+#[test]
+fn managed_memory_gives_way_to_other_memory() {
+    let mut engine = engine(Some(4 * BLOCK), true);
+    let starts = [0, 1].map(|index| START + index * 2 * BLOCK);
+    for start in starts {
+        engine.alloc(start..start + 2 * BLOCK, Attach::Global, GPU).unwrap();
+    }
+    launch(&mut engine, &[starts[0]]);
+    let wants = engine.give_way(GPU, BLOCK + 1).unwrap();
+    assert!(matches!(wants, Step::Wait { .. }), "a kernel may be using it");
+    wait(&mut engine);
+    let all = starts[1]..starts[1] + 2 * BLOCK;
+    let moved = done(engine.give_way(GPU, BLOCK + 1).unwrap());
+    let released: u64 = moved
+        .iter()
+        .map(|action| match action {
+            Action::Release { pages, .. } => {
+                assert!(all.contains(&pages.start), "the first was used since");
+                pages.end - pages.start
+            }
+            _ => 0,
+        })
+        .sum();
+    assert_eq!(released, 2 * BLOCK);
+    assert!(engine.is_away(starts[1]) && !engine.is_away(starts[0]));
+    engine.set_free(GPU, BLOCK).unwrap();
+    // One block has room. The other would need one of what the launch uses as well.
+    let back = launch(&mut engine, &starts);
+    let sent = back.iter().filter(|it| matches!(it, Action::Send { .. })).count();
+    assert_eq!(sent, 1);
+    assert!(engine.is_away(starts[1]));
+}
+
+/// A block that goes to its node leaves nothing in host memory, which others want.
+#[test]
+fn a_block_is_in_one_place() {
+    let mut engine = engine(Some(0), true);
+    let all = START..START + BLOCK;
+    engine.alloc(all.clone(), Attach::Global, GPU).unwrap();
+    engine.set_free(GPU, BLOCK).unwrap();
+    let pages = all.clone();
+    let expected = [
+        Action::Protect { pages: all.clone(), to: Protection::None },
+        Action::Reserve { node: GPU, pages: all.clone() },
+        Action::Send { node: GPU, pages: all.clone() },
+        Action::Map { pages: all.clone(), at: Place::Node(GPU) },
+        Action::Forget { pages },
+    ];
+    assert_eq!(launch(&mut engine, &[START]), expected);
+    // There was less room than was thought.
+    let stays = [
+        Action::Map { pages: all.clone(), at: Place::Host },
+        Action::Protect { pages: all, to: Protection::ReadWrite },
+    ];
+    assert_eq!(engine.refused(&(START..START + BLOCK)), stays);
+    assert!(engine.is_away(START));
+}
+
+/// What is prefetched does not push out what was prefetched a moment before.
+#[test]
+fn a_prefetch_beyond_the_quota_moves_each_block_once() {
+    let mut engine = engine(Some(0), true);
+    let all = START..START + 6 * BLOCK;
+    engine.alloc(all.clone(), Attach::Global, GPU).unwrap();
+    engine.set_free(GPU, 2 * BLOCK).unwrap();
+    let moved = engine.prefetch(all, Place::Node(GPU)).unwrap();
+    let sent = moved.iter().filter(|it| matches!(it, Action::Send { .. })).count();
+    let fetched = moved.iter().filter(|it| matches!(it, Action::Fetch { .. })).count();
+    assert_eq!((sent, fetched), (2, 0));
 }

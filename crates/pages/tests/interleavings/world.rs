@@ -2,15 +2,17 @@
 //! plain memory. Work runs late, in any order of the streams, and on both at the same moment, so
 //! even what a program does not order must come out equal.
 
+mod carry;
+
 use crate::choice::{Choice, WORDS, Word, bytes, interesting, pages, pick, words};
 use kedge_pages::{
     Access, Action, Advice, Attach, Engine, Error, NodeConfig, NodeId, Pages, Place, Protection,
-    Step, StreamId,
+    StreamId,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 /// Kinds of steps.
-pub(crate) const KINDS: u8 = 28;
+pub(crate) const KINDS: u8 = 32;
 const BASE: u64 = 0x3_0000_0000;
 const SLOTS: u64 = 5;
 /// Pages from one slot to the next: regions share cells of 512 pages.
@@ -53,6 +55,8 @@ pub(crate) struct World {
     salt: u32,
     /// Every node has mapped the host's memory at all times.
     always_mapped: bool,
+    /// The first pages of regions that stay on their nodes.
+    fixed: BTreeSet<u64>,
 }
 
 impl World {
@@ -79,14 +83,15 @@ impl World {
             owned: HashSet::new(),
             salt: 0,
             always_mapped: setup.nodes.iter().all(|(maps_host, ..)| *maps_host),
+            fixed: BTreeSet::new(),
         }
     }
 
-    fn node_of(&self, stream: StreamId) -> NodeId {
+    pub(super) fn node_of(&self, stream: StreamId) -> NodeId {
         NodeId((stream.0 % self.configs.len() as u64) as u32)
     }
 
-    fn sees(&self, node: NodeId, place: Place) -> bool {
+    pub(super) fn sees(&self, node: NodeId, place: Place) -> bool {
         match place {
             Place::Host => self.configs[&node].maps_host,
             Place::Node(other) => other == node || self.configs[&node].peers.contains(&other),
@@ -117,7 +122,10 @@ impl World {
             24 => self.checkpoint(),
             25 => self.restart(),
             26 => self.lose(u64::from(a), c),
-            _ => self.change_node(self.node_of(stream), b, c),
+            27 => self.change_node(self.node_of(stream), b, c),
+            28 | 29 => self.give_way(self.node_of(stream), c),
+            30 => self.set_free(self.node_of(stream), c),
+            _ => self.alloc_fixed(a, b, c),
         }
     }
 
@@ -140,15 +148,33 @@ impl World {
     // What the program does.
 
     fn alloc(&mut self, a: u8, b: u8, c: u16) {
+        self.alloc_as(a, b, c, false);
+    }
+
+    /// Memory that is a part of something larger on its node, where each sees the others' memory.
+    fn alloc_fixed(&mut self, a: u8, b: u8, c: u16) {
+        let sees_all = |config: &NodeConfig| config.peers.len() == self.configs.len();
+        if self.configs.values().all(sees_all) {
+            self.alloc_as(a, b, c, true);
+        }
+    }
+
+    fn alloc_as(&mut self, a: u8, b: u8, c: u16, fixed: bool) {
         let start = BASE + u64::from(a) % SLOTS * SLOT;
         let pages = start..start + SIZES[usize::from(b) % SIZES.len()];
         let attach = if c.is_multiple_of(7) { Attach::Host } else { Attach::Global };
         let node = NodeId(u32::from(c) % self.configs.len() as u32);
-        let outcome = self.engine.alloc(pages.clone(), attach, node);
+        let outcome = match fixed {
+            true => self.engine.alloc_fixed(pages.clone(), attach, node),
+            false => self.engine.alloc(pages.clone(), attach, node),
+        };
         if self.regions.contains_key(&start) {
             return assert_eq!(outcome, Err(Error::Overlap));
         }
         self.regions.insert(start, (pages.clone(), attach));
+        if fixed {
+            self.fixed.insert(start);
+        }
         self.carry_out(outcome.unwrap());
         assert!(pages.clone().all(|page| self.places.contains_key(&page)));
     }
@@ -166,6 +192,7 @@ impl World {
             assert!(!self.host.contains_key(&page));
         }
         self.regions.remove(&pages.start);
+        self.fixed.remove(&pages.start);
     }
 
     fn attach(&mut self, slot: u64, b: u8) {
@@ -389,7 +416,7 @@ impl World {
         let config = NodeConfig {
             quota: (b & 2 != 0).then_some(u64::from(c) % 2500),
             maps_host: b & 12 != 0 || self.always_mapped && b & 32 != 0,
-            peers: if b & 16 != 0 { ids } else { BTreeSet::new() },
+            peers: if b & 16 != 0 || !self.fixed.is_empty() { ids } else { BTreeSet::new() },
         };
         (0..STREAMS).for_each(|stream| self.sync(StreamId(stream)));
         let actions = if b & 1 == 0 {
@@ -405,189 +432,33 @@ impl World {
         self.carry_out(actions);
     }
 
-    // How it is carried out.
-
-    /// Asks again until nothing has to be waited for.
-    fn until_done(&mut self, mut ask: impl FnMut(&mut World) -> Result<Step, Error>) {
-        loop {
-            match ask(self).unwrap() {
-                Step::Do(actions) => return self.carry_out(actions),
-                Step::Wait { streams, ticket } => {
-                    assert!(!streams.is_empty());
-                    for (node, stream) in streams {
-                        assert_eq!(node, self.node_of(stream));
-                        self.progress(stream, usize::MAX);
-                        let actions = self.engine.over(node, stream, ticket);
-                        self.carry_out(actions);
-                    }
-                }
-            }
+    /// Something else wants memory of a node.
+    fn give_way(&mut self, node: NodeId, c: u16) {
+        let (mut before, wanted) = (0, u64::from(c) % 2500);
+        self.until_done(|world| {
+            before = world.used(node);
+            world.engine.give_way(node, wanted)
+        });
+        if self.configs.values().all(|config| config.maps_host) {
+            assert!(self.used(node) <= before.saturating_sub(wanted));
         }
     }
 
-    fn carry_out(&mut self, actions: Vec<Action>) {
-        for action in actions {
-            self.check_rest(&action);
-            match action {
-                Action::Protect { pages, to } => pages.for_each(|page| {
-                    self.view.insert(page, to);
-                    self.owned.remove(&page);
-                }),
-                Action::Reserve { node, pages } => pages.for_each(|page| {
-                    assert!(self.memories.insert((node, page), [0; WORDS]).is_none());
-                }),
-                Action::Release { node, pages } => {
-                    pages.for_each(|page| assert!(self.memories.remove(&(node, page)).is_some()));
-                }
-                Action::Map { pages, at } => {
-                    pages.for_each(|page| _ = self.places.insert(page, at))
-                }
-                Action::Forget { pages } => pages.for_each(|page| _ = self.host.remove(&page)),
-                Action::Fetch { node, pages } => pages.for_each(|page| {
-                    assert_ne!(self.view.get(&page), Some(&Protection::ReadWrite), "{page:#x}");
-                    self.host.insert(page, self.memories[&(node, page)]);
-                }),
-                Action::Send { node, pages } => pages.for_each(|page| {
-                    assert_ne!(self.view.get(&page), Some(&Protection::ReadWrite), "{page:#x}");
-                    let bytes = self.host.get(&page).copied().unwrap_or_default();
-                    *self.memories.get_mut(&(node, page)).expect("reserved") = bytes;
-                }),
-                Action::Copy { from, to, pages } => pages.for_each(|page| {
-                    let bytes = self.memories[&(from, page)];
-                    *self.memories.get_mut(&(to, page)).expect("reserved") = bytes;
-                }),
-                Action::Tell(_) => {}
-            }
-        }
-        self.check_quotas();
+    /// Something else has taken memory of a node, or given some back.
+    fn set_free(&mut self, node: NodeId, c: u16) {
+        let free = u64::from(c) % 1500;
+        self.engine.set_free(node, free).unwrap();
+        let quota = Some(self.used(node) + free);
+        self.configs.entry(node).and_modify(|config| config.quota = quota);
     }
 
-    /// Bytes and mappings change only while no work that may touch them runs; that of a stream
-    /// whose host function runs has not begun.
-    fn check_rest(&self, action: &Action) {
-        let (Action::Map { pages, .. }
-        | Action::Fetch { pages, .. }
-        | Action::Send { pages, .. }
-        | Action::Copy { pages, .. }
-        | Action::Release { pages, .. }) = action
-        else {
-            return;
+    /// Pages of a node that count for its quota.
+    pub(super) fn used(&self, node: NodeId) -> u64 {
+        let counts = |page: u64| {
+            let before = self.regions.range(..=page).next_back();
+            before.is_some_and(|(start, _)| !self.fixed.contains(start))
         };
-        for (stream, tasks) in self.pending.iter().filter(|(it, _)| !self.inside.contains(it)) {
-            for task in tasks {
-                let (Task::Kernel { may, .. } | Task::Copy { may, .. }) = task else { continue };
-                let meets = |it: &Pages| it.start < pages.end && pages.start < it.end;
-                assert!(!may.iter().any(meets), "{action:?} while {stream:?} runs");
-            }
-        }
-    }
-
-    /// Quotas are kept, but for what was placed while some node did not map the host.
-    fn check_quotas(&self) {
-        let mut used: HashMap<NodeId, u64> = HashMap::new();
-        self.memories.keys().for_each(|(node, _)| *used.entry(*node).or_default() += 1);
-        for (node, used) in used.into_iter().filter(|_| self.always_mapped) {
-            assert!(self.configs[&node].quota.is_none_or(|quota| used <= quota));
-        }
-    }
-
-    fn host_access(&mut self, word: Word, write: bool, by: Option<StreamId>) {
-        let (needed, access) = match write {
-            true => (Protection::ReadWrite, Access::Write),
-            false => (Protection::Read, Access::Read),
-        };
-        let view = self.view.get(&word.0).copied().unwrap_or(Protection::None);
-        if view < needed {
-            self.until_done(|world| world.engine.touch(word.0, access, by));
-        }
-        self.shown(word.0, needed);
-        self.now(word, write);
-    }
-
-    /// Has a page shown again that is open and not in the view.
-    fn shown(&mut self, page: u64, needed: Protection) {
-        if self.view.get(&page).is_none_or(|view| *view < needed) {
-            let actions = self.engine.reopen(page).unwrap();
-            self.carry_out(actions);
-        }
-    }
-
-    /// Accesses a word that the view lets the host access.
-    fn now(&mut self, (page, word): Word, write: bool) {
-        let view = self.view.get(&page).copied().unwrap_or(Protection::None);
-        let needed = if write { Protection::ReadWrite } else { Protection::Read };
-        assert!(view >= needed, "page {page:#x} is {view:?}");
-        let (here, plain) = (self.host.entry(page).or_default(), self.one.entry(page).or_default());
-        assert_eq!(here[word], plain[word], "the host reads page {page:#x}");
-        if write {
-            self.salt = self.salt.wrapping_mul(31).wrapping_add(7);
-            (here[word], plain[word]) = (self.salt, self.salt);
-        }
-    }
-
-    /// Runs the next tasks of a stream.
-    fn progress(&mut self, stream: StreamId, count: usize) {
-        for _ in 0..count {
-            // What is behind a host function begins after its end.
-            if self.inside.contains(&stream) {
-                return;
-            }
-            let Some(task) = self.pending.entry(stream).or_default().pop_front() else { return };
-            match task {
-                Task::Kernel { accesses, salt, .. } => self.run(stream, &accesses, salt),
-                Task::Copy { from, to, .. } => {
-                    for (from, to) in from.into_iter().zip(to) {
-                        let value = *self.device_word(stream, from);
-                        assert_eq!(value, self.plain(from), "a copy reads");
-                        *self.device_word(stream, to) = value;
-                        self.one.entry(to.0).or_default()[to.1] = value;
-                    }
-                }
-                Task::Function { accesses } => self.run_function(stream, accesses),
-            }
-        }
-    }
-
-    fn run(&mut self, stream: StreamId, accesses: &[(Word, bool)], salt: u32) {
-        let mut seen = salt;
-        for (word, write) in accesses {
-            let value = *self.device_word(stream, *word);
-            assert_eq!(value, self.plain(*word), "a kernel reads page {:#x}", word.0);
-            seen = seen.wrapping_mul(17).wrapping_add(value);
-            if *write {
-                *self.device_word(stream, *word) = seen;
-                self.one.entry(word.0).or_default()[word.1] = seen;
-            }
-        }
-    }
-
-    /// A host function may touch what is its stream's, and anything while no other stream works.
-    fn run_function(&mut self, stream: StreamId, accesses: Vec<(Word, bool)>) {
-        self.inside.insert(stream);
-        for (word, write) in accesses {
-            let alone = self.pending.iter().all(|(it, tasks)| *it == stream || tasks.is_empty());
-            let holding = self.regions.values().find(|(pages, _)| pages.contains(&word.0));
-            let Some((_, attach)) = holding else { continue };
-            if alone || *attach == Attach::Stream(stream) {
-                self.host_access(word, write, Some(stream));
-            }
-        }
-        let actions = self.engine.host_function_over(stream);
-        self.carry_out(actions);
-        self.inside.remove(&stream);
-    }
-
-    fn plain(&self, (page, word): Word) -> u32 {
-        self.one.get(&page).map_or(0, |bytes| bytes[word])
-    }
-
-    /// Returns the word that work of a stream finds.
-    fn device_word(&mut self, stream: StreamId, (page, word): Word) -> &mut u32 {
-        let (node, place) = (self.node_of(stream), self.places[&page]);
-        assert!(self.sees(node, place), "{node:?} does not see {place:?}");
-        match place {
-            Place::Host => &mut self.host.entry(page).or_default()[word],
-            Place::Node(home) => &mut self.memories.get_mut(&(home, page)).expect("mapped")[word],
-        }
+        let of_node = |it: &&(NodeId, u64)| it.0 == node && counts(it.1);
+        self.memories.keys().filter(of_node).count() as u64
     }
 }
