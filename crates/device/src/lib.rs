@@ -117,6 +117,18 @@ pub trait Backend: Send + Sync {
     /// Ends what `share` made valid, which no work uses.
     fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError>;
 
+    /// Gives the host addresses of a device's arena, where no memory of the device lies: it shows
+    /// memory of the client's there. MAP_FAILED where the device cannot use that.
+    fn lend_addresses(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let _ = (addr, size);
+        Err(CuError::MAP_FAILED)
+    }
+    /// Takes back what `lend_addresses` gave, or a part of it, and ends what the host shows there.
+    fn take_addresses(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let _ = (addr, size);
+        Err(CuError::INVALID_VALUE)
+    }
+
     /// Zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
     /// OUT_OF_MEMORY where there is not so much. `shareable`: it can be exported.
     fn create_handle(

@@ -174,7 +174,7 @@ impl Dispatcher {
                 backend.graph_destroy(exec)
             }
             Post::Unshare { addr, size } => self.shared.unshare(&**backend, addr, size),
-            Post::Unalias { alias, size } => self.shared.unalias(alias, size),
+            Post::Unalias { alias, size } => self.shared.unalias(&**backend, alias, size),
             Post::Disown { addr, size } => {
                 let ended = self.shared.disown(addr, size);
                 self.sharing.files = self.shared.adopts();
@@ -421,7 +421,9 @@ impl Dispatcher {
                 plain(backend.set_access(*addr, *size, *device, *access))?
             }
             Call::Share { addr, size } => plain(self.shared.share(&**backend, *addr, *size))?,
-            Call::Alias { alias, addr, size } => plain(self.shared.alias(*alias, *addr, *size))?,
+            Call::Alias { alias, addr, size } => {
+                plain(self.shared.alias(&**backend, *alias, *addr, *size))?
+            }
             Call::Kernel { .. }
             | Call::HandleImport { .. }
             | Call::PeerOpen { .. }

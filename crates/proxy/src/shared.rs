@@ -3,7 +3,7 @@
 //! kernels may use that address too where this process has nothing else there.
 
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::arena::{SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN};
+use kedge_cuda_types::arena::{self, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN};
 use kedge_device::{Backend, Ranges};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -56,8 +56,15 @@ impl SharedMemory {
         backend.unshare(addr, size)
     }
 
-    /// Maps the arena's pages [addr, addr+size) at `alias` too. MAP_FAILED where that is taken.
-    pub(crate) fn alias(&mut self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
+    /// Maps the arena's pages [addr, addr+size) at `alias` too. MAP_FAILED where that is taken: in
+    /// a device's arena, where the device cannot use them.
+    pub(crate) fn alias(
+        &mut self,
+        backend: &dyn Backend,
+        alias: u64,
+        addr: u64,
+        size: u64,
+    ) -> Result<(), CuError> {
         let whole = (alias | addr | size).is_multiple_of(PAGE) && size > 0;
         if !whole || alias.checked_add(size).is_none() || !in_clients_part(addr, size) {
             return Err(CuError::INVALID_VALUE);
@@ -65,18 +72,33 @@ impl SharedMemory {
         if self.aliases.count() >= MAX_ALIASES {
             return Err(CuError::MAP_FAILED);
         }
-        map(alias, addr, size)?;
+        if on_device(alias, size)? {
+            backend.lend_addresses(alias, size)?;
+            let shown = map_over(alias, addr, size);
+            shown.or_else(|error| backend.take_addresses(alias, size).and(Err(error)))?;
+        } else {
+            map(alias, addr, size)?;
+        }
         self.aliases.add(alias, size);
         Ok(())
     }
 
     /// Unmaps [alias, alias+size), which is aliased whole and shared with no device any longer.
-    pub(crate) fn unalias(&mut self, alias: u64, size: u64) -> Result<(), CuError> {
+    pub(crate) fn unalias(
+        &mut self,
+        backend: &dyn Backend,
+        alias: u64,
+        size: u64,
+    ) -> Result<(), CuError> {
         let whole = size > 0 && (alias | size).is_multiple_of(PAGE);
         if !whole || !self.aliases.cover(alias, size) || self.shared.overlap(alias, size) {
             return Err(CuError::INVALID_VALUE);
         }
+        let on_device = on_device(alias, size)?;
         self.aliases.cut(alias, size);
+        if on_device {
+            return backend.take_addresses(alias, size);
+        }
         // SAFETY: pages that `map` put there, in a table that no other code changes; no device may
         // use them.
         let rc = unsafe { libc::munmap(alias as usize as *mut libc::c_void, size as usize) };
@@ -158,19 +180,34 @@ fn unstash(addr: u64, size: u64) -> Result<(), CuError> {
     if got == libc::MAP_FAILED { Err(CuError::UNMAP_FAILED) } else { Ok(()) }
 }
 
+/// Whether a range lies in a device's arena; INVALID_VALUE where only some of it does.
+fn on_device(addr: u64, size: u64) -> Result<bool, CuError> {
+    let (first, last) = (arena::device_of(addr), arena::device_of(addr + (size - 1)));
+    if first == last { Ok(first.is_some()) } else { Err(CuError::INVALID_VALUE) }
+}
+
 /// Whether a range lies in the client's part of the shared arena.
 fn in_clients_part(addr: u64, size: u64) -> bool {
     addr >= SHARED_BASE
         && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN)
 }
 
+/// Maps the shared pages [addr, addr+size) over what is at `alias`, which is this process's to
+/// replace.
+fn map_over(alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
+    let (want, len) = (alias as usize as *mut libc::c_void, size as usize);
+    let (from, fixed) = (addr as usize as *mut _, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+    // SAFETY: the backend has left these addresses to the caller. mremap with an old length of 0
+    // makes a second mapping of the shared pages, and leaves the first as it is.
+    let got = unsafe { libc::mremap(from, 0, len, fixed, want) };
+    if got == libc::MAP_FAILED { Err(CuError::MAP_FAILED) } else { Ok(()) }
+}
+
 fn map(alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
     let (want, len) = (alias as usize as *mut libc::c_void, size as usize);
-    let from = addr as usize as *mut libc::c_void;
     let reserve =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: the reservation replaces nothing. mremap with an old length of 0 makes a second
-    // mapping of the shared pages, here over that reservation, and leaves the first as it is.
+    // SAFETY: the reservation replaces nothing, and is this call's own.
     unsafe {
         let got = libc::mmap(want, len, libc::PROT_NONE, reserve, -1, 0);
         if got == libc::MAP_FAILED {
@@ -181,13 +218,11 @@ fn map(alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
             libc::munmap(got, len);
             return Err(CuError::MAP_FAILED);
         }
-        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        if libc::mremap(from, 0, len, fixed, want) == libc::MAP_FAILED {
-            libc::munmap(want, len);
-            return Err(CuError::MAP_FAILED);
-        }
     }
-    Ok(())
+    map_over(alias, addr, size).inspect_err(|_| {
+        // SAFETY: the reservation that was just made, which nobody else knows.
+        unsafe { libc::munmap(want, len) };
+    })
 }
 
 #[cfg(test)]
@@ -201,14 +236,19 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let mut memory = SharedMemory::default();
-        assert_eq!(memory.alias(0x7000_0000_0001, SHARED_BASE, PAGE), BAD);
-        assert_eq!(memory.alias(0x7000_0000_0000, 0x1000, PAGE), BAD);
-        assert_eq!(memory.alias(u64::MAX - PAGE + 1, SHARED_BASE, PAGE), BAD);
-        assert_eq!(memory.alias(0x7000_0000_0000, SHARED_BASE, 0), BAD);
-        assert_eq!(memory.unalias(0x7000_0000_0000, PAGE), BAD);
+        let (backend, mut memory) = (Fake::idle(), SharedMemory::default());
+        let b = &*backend;
+        assert_eq!(memory.alias(b, 0x7000_0000_0001, SHARED_BASE, PAGE), BAD);
+        assert_eq!(memory.alias(b, 0x7000_0000_0000, 0x1000, PAGE), BAD);
+        assert_eq!(memory.alias(b, u64::MAX - PAGE + 1, SHARED_BASE, PAGE), BAD);
+        assert_eq!(memory.alias(b, 0x7000_0000_0000, SHARED_BASE, 0), BAD);
+        assert_eq!(memory.unalias(b, 0x7000_0000_0000, PAGE), BAD);
         let taken = (&raw const memory as u64) / PAGE * PAGE;
-        assert_eq!(memory.alias(taken, SHARED_BASE, PAGE), Err(CuError::MAP_FAILED));
+        assert_eq!(memory.alias(b, taken, SHARED_BASE, PAGE), Err(CuError::MAP_FAILED));
+        // This device cannot use host memory at its own addresses.
+        let device = arena::device_base(0);
+        assert_eq!(memory.alias(b, device, SHARED_BASE, PAGE), Err(CuError::MAP_FAILED));
+        assert_eq!(memory.alias(b, device - PAGE, SHARED_BASE, 2 * PAGE), BAD);
     }
 
     #[test]
@@ -229,15 +269,15 @@ mod tests {
 
     #[test]
     fn an_alias_stays_while_devices_may_use_it() {
-        let backend = Fake::idle();
-        let mut memory = SharedMemory::default();
+        let (backend, mut memory) = (Fake::idle(), SharedMemory::default());
+        let b = &*backend;
         // As two neighbours were aliased; nothing is mapped, so nothing may be unmapped.
         memory.aliases.add(SECOND, PAGE);
         memory.aliases.add(SECOND + PAGE, PAGE);
         memory.share(&*backend, SECOND + 100, 2 * PAGE - 200).unwrap();
-        assert_eq!(memory.unalias(SECOND, PAGE), BAD);
-        assert_eq!(memory.unalias(SECOND + PAGE, PAGE), BAD);
-        assert_eq!(memory.unalias(SECOND, 3 * PAGE), BAD);
+        assert_eq!(memory.unalias(b, SECOND, PAGE), BAD);
+        assert_eq!(memory.unalias(b, SECOND + PAGE, PAGE), BAD);
+        assert_eq!(memory.unalias(b, SECOND, 3 * PAGE), BAD);
         assert_eq!(memory.share(&*backend, SECOND + 2 * PAGE, 1), BAD);
     }
 
@@ -255,16 +295,17 @@ mod tests {
             first.cast::<u64>().write(42);
             assert_eq!(second.cast::<u64>().read(), 42);
         }
-        let mut memory = SharedMemory::default();
+        let (backend, mut memory) = (Fake::idle(), SharedMemory::default());
+        let b = &*backend;
         memory.aliases.add(second as u64, len);
-        memory.unalias(second as u64 + PAGE, PAGE).unwrap();
-        assert_eq!(memory.unalias(second as u64 + PAGE, PAGE), BAD);
+        memory.unalias(b, second as u64 + PAGE, PAGE).unwrap();
+        assert_eq!(memory.unalias(b, second as u64 + PAGE, PAGE), BAD);
         // SAFETY: the first page is still mapped; the first mapping is this test's own.
         unsafe {
             assert_eq!(second.cast::<u64>().read(), 42);
             libc::munmap(first, len as usize);
         }
-        memory.unalias(second as u64, PAGE).unwrap();
+        memory.unalias(b, second as u64, PAGE).unwrap();
     }
 
     /// A file of two pages, "ab…".

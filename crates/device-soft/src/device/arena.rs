@@ -2,7 +2,8 @@
 //! granted, and the table of what programs may touch.
 
 use super::outside::Outside;
-use super::shareable::ExportedSlabs;
+use super::placer::Placer;
+use super::shareable::{ExportedSlabs, replace_pages};
 use super::tasks::lock;
 use crate::check::{Check, Checker};
 use crate::memory::Spans;
@@ -12,7 +13,6 @@ use kedge_cuda_types::arena::{
     self, DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN, Windows,
 };
 use kedge_device::Ranges;
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +34,8 @@ pub(super) struct Memory {
     /// What takes the findings, where programs are checked.
     pub(super) checker: Option<Arc<Checker>>,
     devices: Vec<Device>,
+    /// Addresses at which the host shows memory of the client's.
+    lent: Mutex<Ranges>,
     /// Freed ranges whose pages are still resident.
     retained: Mutex<Ranges>,
     /// The shared arena's upper part: managed variables.
@@ -85,6 +87,7 @@ impl Memory {
             windows,
             checker: checker.map(Arc::new),
             devices: mapped,
+            lent: Mutex::default(),
             retained: Mutex::default(),
             managed: Mutex::new(managed),
             exported: Mutex::default(),
@@ -132,6 +135,7 @@ impl Memory {
         let mut slabs = lock(&self.device(device)?.slabs);
         check_client_range(addr, bytes, self.windows)?;
         let whole = bytes > 0 && (addr | bytes).is_multiple_of(SLAB_UNIT);
+        let whole = whole && !self.is_lent(addr, bytes);
         if !whole || arena::device_of(addr) != Some(device) || slabs.overlap(addr, bytes) {
             return Err(CuError::INVALID_VALUE);
         }
@@ -140,6 +144,40 @@ impl Memory {
         if !self.is_exact() {
             self.spans.insert(addr, bytes);
         }
+        Ok(())
+    }
+
+    /// Leaves addresses without memory to the host.
+    pub(super) fn lend(&self, addr: u64, bytes: u64) -> Result<(), CuError> {
+        check_client_range(addr, bytes, self.windows)?;
+        let index = arena::device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+        let slabs = lock(&self.device(index)?.slabs);
+        let mut lent = lock(&self.lent);
+        let whole = bytes > 0 && (addr | bytes).is_multiple_of(PAGE);
+        if !whole || slabs.overlap(addr, bytes) || lent.overlap(addr, bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        lent.add(addr, bytes);
+        Ok(())
+    }
+
+    /// Whether some of a range is lent.
+    pub(super) fn is_lent(&self, addr: u64, bytes: u64) -> bool {
+        lock(&self.lent).overlap(addr, bytes)
+    }
+
+    /// Takes lent addresses back, which no work uses: nothing lies there.
+    pub(super) fn take_lent(&self, addr: u64, bytes: u64) -> Result<(), CuError> {
+        let mut lent = lock(&self.lent);
+        if !(addr | bytes).is_multiple_of(PAGE) || !lent.cover(addr, bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        replace_pages(addr, bytes, None)?;
+        lent.cut(addr, bytes);
+        let at = addr as usize as *mut libc::c_void;
+        // SAFETY: advice about the mapping that was just made. A refusal costs only speed, and one
+        // mapping more.
+        unsafe { libc::madvise(at, bytes as usize, libc::MADV_HUGEPAGE) };
         Ok(())
     }
 
@@ -475,111 +513,9 @@ fn clear(from: u64, to: u64) {
     unsafe { std::ptr::write_bytes(from as usize as *mut u8, 0, (to - from) as usize) };
 }
 
-/// First-fit allocation of addresses, for the few ranges that a device places itself.
-pub(super) struct Placer {
-    /// Free ranges: address → length.
-    free: BTreeMap<u64, u64>,
-}
-
-impl Placer {
-    pub(super) fn new(base: u64, len: u64) -> Self {
-        Self { free: BTreeMap::from([(base, len)]) }
-    }
-
-    pub(super) fn take(&mut self, size: u64, align: u64) -> Option<u64> {
-        // 256, as cuMemAlloc aligns: vector accesses into variables then never split.
-        let align = align.max(256);
-        if !align.is_power_of_two() {
-            return None;
-        }
-        let size = size.checked_next_multiple_of(256)?;
-        let (base, len, addr) = self.free.iter().find_map(|(base, len)| {
-            let addr = base.checked_next_multiple_of(align)?;
-            (addr.checked_add(size)? <= base + len).then_some((*base, *len, addr))
-        })?;
-        self.carve(base, len, addr, size);
-        Some(addr)
-    }
-
-    /// Takes a range that `take` may have given; `None` where it is not free.
-    pub(super) fn take_at(&mut self, addr: u64, size: u64) -> Option<()> {
-        let size = size.checked_next_multiple_of(256).filter(|size| *size > 0)?;
-        let end = addr.checked_add(size)?;
-        let (&base, &len) = self.free.range(..=addr).next_back()?;
-        if !addr.is_multiple_of(256) || end > base + len {
-            return None;
-        }
-        self.carve(base, len, addr, size);
-        Some(())
-    }
-
-    /// Takes [addr, addr+size) out of the free range [base, base+len), which holds it.
-    fn carve(&mut self, base: u64, len: u64, addr: u64, size: u64) {
-        self.free.remove(&base);
-        if addr > base {
-            self.free.insert(base, addr - base);
-        }
-        if addr + size < base + len {
-            self.free.insert(addr + size, base + len - addr - size);
-        }
-    }
-
-    pub(super) fn give_back(&mut self, addr: u64, size: u64) {
-        let (mut addr, mut size) = (addr, size.next_multiple_of(256));
-        if let Some(next) = self.free.remove(&(addr + size)) {
-            size += next;
-        }
-        if let Some((&before, &len)) = self.free.range(..addr).next_back()
-            && before + len == addr
-        {
-            addr = before;
-            size += len;
-        }
-        self.free.insert(addr, size);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn placer_takes_first_fit_and_merges() {
-        let mut placer = Placer::new(0x1000, 0x1000);
-        let a = placer.take(100, 1).unwrap();
-        let b = placer.take(300, 4096);
-        assert_eq!((a, b), (0x1000, None));
-        let b = placer.take(300, 1).unwrap();
-        assert_eq!(b, 0x1100);
-        placer.give_back(a, 100);
-        placer.give_back(b, 300);
-        assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x1000)]));
-        assert_eq!(placer.take(0x1000, 1), Some(0x1000));
-        assert_eq!(placer.take(1, 1), None);
-    }
-
-    #[test]
-    fn placer_takes_a_given_range_only_where_it_is_free() {
-        let mut placer = Placer::new(0x1000, 0x1000);
-        assert_eq!(placer.take_at(0x1400, 300), Some(()));
-        assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x400), (0x1600, 0xa00)]));
-        for (addr, size) in [
-            (0x1500, 1),
-            (0x1300, 257),
-            (0x1810, 16),
-            (0x1f00, 257),
-            (0xf00, 256),
-            (0x1000, 0),
-            (0x1000, u64::MAX),
-            (u64::MAX - 255, 256),
-        ] {
-            assert_eq!(placer.take_at(addr, size), None, "{addr:#x} {size:#x}");
-        }
-        assert_eq!(
-            (placer.take_at(0x1000, 0x400), placer.take(0x100, 1)),
-            (Some(()), Some(0x1600))
-        );
-    }
 
     #[test]
     fn client_ranges_stay_in_the_clients_part() {

@@ -25,6 +25,7 @@ mod modules;
 mod nested;
 mod occupancy;
 mod outside;
+mod placer;
 mod roles;
 mod runtime;
 mod shareable;
@@ -192,6 +193,17 @@ impl Backend for SoftBackend {
         Ok(())
     }
 
+    fn lend_addresses(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        if self.vmm.overlaps(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.runtime.memory.lend(addr, size)
+    }
+
+    fn take_addresses(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.runtime.memory.take_lent(addr, size)
+    }
+
     fn create_handle(
         &self,
         handle: MemHandleId,
@@ -223,6 +235,9 @@ impl Backend for SoftBackend {
         offset: u64,
     ) -> Result<(), CuError> {
         self.runtime.memory.reuse(addr, size)?;
+        if self.runtime.memory.is_lent(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
         self.vmm.map(handle, addr, size, offset)
     }
 

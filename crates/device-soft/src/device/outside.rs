@@ -2,7 +2,8 @@
 //! because it began on a GPU, knows variables at the addresses where the driver had placed them,
 //! and shadows managed ones there.
 
-use super::arena::{PAGE, Placer};
+use super::arena::PAGE;
+use super::placer::Placer;
 use kedge_cuda_types::CuError;
 use kedge_device::Ranges;
 

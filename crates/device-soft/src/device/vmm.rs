@@ -220,6 +220,11 @@ impl Vmm {
         Ok(())
     }
 
+    /// Whether something is mapped in a range.
+    pub(super) fn overlaps(&self, addr: u64, size: u64) -> bool {
+        lock(&self.table).overlaps(addr, size)
+    }
+
     /// Ends the mappings in [addr, addr+size), which holds each of them whole or not at all.
     pub(super) fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
         let mut table = lock(&self.table);
