@@ -11,13 +11,19 @@ use kedge_cuda_types::memory::CU_MEMHOSTALLOC_PORTABLE;
 use kedge_protocol::{Call, CtxId, GlobalInfo, Status};
 use std::sync::Arc;
 
-/// Takes device memory, and reclaims what pools keep before it gives up.
+/// Takes device memory. Before it gives up, it reclaims what pools keep, and has managed memory go
+/// to the host.
 pub(super) fn take_device_memory(device: u32, size: u64) -> Result<(u64, u64), CuError> {
     let heap = MEMORY.heap(device)?;
-    match heap.take(size, &Proxy) {
-        Err(CuError::OUT_OF_MEMORY) if pool::reclaim(device)? => heap.take(size, &Proxy),
-        outcome => outcome,
+    let mut outcome = heap.take(size, &Proxy);
+    if outcome == Err(CuError::OUT_OF_MEMORY) && pool::reclaim(device)? {
+        outcome = heap.take(size, &Proxy);
     }
+    let has_it = size <= session::get()?.device(device as i32)?.total_memory;
+    while outcome == Err(CuError::OUT_OF_MEMORY) && has_it && paged::give_way(device, size)? {
+        outcome = heap.take(size, &Proxy);
+    }
+    outcome
 }
 
 fn alloc(size: u64) -> Result<u64, CuError> {
@@ -98,10 +104,11 @@ fn graphs_own(base: u64) -> Option<Arc<Allocation>> {
 }
 
 /// Gives the device all memory back that this process holds in reserve, for what the device places
-/// itself: CUDA arrays, modules.
+/// itself: CUDA arrays, modules. What managed memory has there goes to the host.
 pub(crate) fn surrender_reserve(device: u32) -> Result<(), CuError> {
     pool::reclaim(device)?;
-    MEMORY.heap(device)?.surrender(&Proxy)
+    MEMORY.heap(device)?.surrender(&Proxy)?;
+    paged::give_way(device, u64::MAX).map(drop)
 }
 
 /// A call for memory that the device itself places. What this process holds in reserve may be what

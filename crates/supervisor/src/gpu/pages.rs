@@ -102,7 +102,7 @@ pub(super) fn save(
 ) -> Result<Option<SavedPages>, PluginError> {
     let Some((index, file)) = file_of(capture.job, client) else { return Ok(None) };
     let length = file.metadata().map_err(failed("look at the pages of managed memory"))?.len();
-    let views = views(client, capture, index);
+    let views = views(client, capture, index, length);
     let mut saving = Saving { file: &file, runs: Vec::new(), bytes: Vec::new() };
     let mut pieces = Vec::new();
     each_current(&file, &mut |run| {
@@ -169,14 +169,22 @@ fn unpack(piece: &[u8], length: u64) -> Option<Vec<(u64, &[u8])>> {
     bytes.is_empty().then_some(runs)
 }
 
-/// Returns where the client maps its file at the addresses that devices have.
-fn views(client: &Client, capture: &Capture, index: usize) -> Vec<(u64, u64)> {
+/// Returns where the client maps its file at the addresses that devices have; and there its shared
+/// arena, which has the pages of blocks that are host memory, or have been.
+fn views(client: &Client, capture: &Capture, index: usize, length: u64) -> Vec<(u64, u64)> {
     let found = capture.file(index);
     let holder = found.holders.iter().map(|holder| holder.process);
     let holder = holder.filter(|process| client.is(&capture.job.processes[*process])).min();
-    let all = holder.map_or(Vec::new(), |process| capture.mapped(process, found));
-    let views = all.into_iter().filter(|(start, _, offset)| *start == DEVICE_BASE + offset);
-    views.map(|(start, end, _)| (start, end)).collect()
+    let Some(process) = holder else { return Vec::new() };
+    let own = capture.mapped(process, found).into_iter();
+    let own = own.filter(|(start, _, offset)| *start == DEVICE_BASE + offset);
+    let is_arena = |file: &&Found| client.part(file, capture.job) == Some(super::Part::Arena);
+    let arena = capture.job.files.iter().find(is_arena);
+    let shared = arena.map_or(Vec::new(), |arena| capture.mapped(process, arena));
+    let end = DEVICE_BASE + managed::devices(length).map_or(0, managed::bits);
+    let shared =
+        shared.into_iter().filter(|(start, stop, _)| DEVICE_BASE <= *start && *stop <= end);
+    own.chain(shared).map(|(start, end, _)| (start, end)).collect()
 }
 
 /// Calls `each` with the bytes of the file that are to be saved, rising: the pages that are there

@@ -253,3 +253,29 @@ fn a_context_takes_everything_with_it() {
     f.set(A, dev);
     assert_eq!(f.sync(A), Err(CuError::ILLEGAL_ADDRESS));
 }
+
+#[test]
+fn addresses_without_memory_are_lent() {
+    let f = Fixture::bare();
+    let (backend, base) = (&f.backend, arena::device_base(0));
+    let bad = Err(CuError::INVALID_VALUE);
+    backend.grant(0, base, MIB2).unwrap();
+    for (addr, bytes) in
+        [(base, 4096), (base + MIB2, 0), (base + MIB2, 100), (0, 4096), (base + MIB2, u64::MAX)]
+    {
+        assert_eq!(backend.lend_addresses(addr, bytes), bad, "{addr:#x} {bytes:#x}");
+    }
+    backend.lend_addresses(base + MIB2, 3 * 4096).unwrap();
+    assert_eq!(backend.lend_addresses(base + MIB2 + 4096, 4096), bad);
+    assert_eq!(backend.grant(0, base + MIB2, MIB2), bad);
+    assert_eq!(backend.take_addresses(base + MIB2, 4 * 4096), bad);
+    // As the host would show something there.
+    // SAFETY: mapped memory of the device's, which nothing else uses.
+    unsafe { ((base + MIB2) as *mut u32).write(7) };
+    backend.take_addresses(base + MIB2 + 4096, 2 * 4096).unwrap();
+    assert_eq!(backend.grant(0, base + MIB2, MIB2), bad);
+    backend.take_addresses(base + MIB2, 4096).unwrap();
+    assert_eq!(backend.take_addresses(base + MIB2, 4096), bad);
+    backend.grant(0, base + MIB2, MIB2).unwrap();
+    assert_eq!(word(base + MIB2), 0, "nothing of what was shown is left");
+}

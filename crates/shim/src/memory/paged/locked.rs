@@ -19,6 +19,7 @@ impl<'a> Locked<'a> {
         let generation = paged.view.marks.generation();
         if locked.generation != generation {
             locked.generation = generation;
+            paged.view.lodged().rebuilt();
             let actions = locked.engine.rebuilt();
             paged.carry_out(&mut locked, actions);
         }

@@ -8,37 +8,39 @@
 //! The engine is locked while its actions are carried out and until the work is posted that they
 //! are for. Nobody waits for a stream with the engine locked: a host function may need it.
 
+mod blocks;
 mod bytes;
 mod faults;
 mod locked;
+mod lodged;
 mod marks;
+mod region;
 mod spans;
 mod touched;
 mod view;
 
-use super::alloc::take_device_memory;
-use super::link::{Proxy, current, post_alloc, post_free, quiesce};
-use super::table::{Allocation, Kind};
-use super::{MEMORY, ranges};
+use super::link::{current, quiesce};
+use crate::log;
 use crate::session::{self, Session};
-use crate::{capture, log};
 use bytes::{Moves, Way};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_pages::{
-    Access, Action, Attach, Engine, NodeConfig, NodeId, PAGE, Pages, Place, Protection, Step,
-    StreamId as Stream,
+    Access, Action, Attach, BLOCK, Engine, NodeConfig, NodeId, PAGE, Pages, Place, Protection,
+    Step, StreamId as Stream,
 };
 use kedge_protocol::{Call, CtxId, Post, StreamId, StreamOp};
 use locked::Locked;
+use region::{Behind, Region};
+pub(super) use region::{alloc, give_way, release};
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use touched::Touched;
 use view::View;
 
-/// All devices of one proxy, which share their memory.
+/// The node whose work all work is taken for: each device of a proxy sees the others' memory.
 const NODE: NodeId = NodeId(0);
 /// Pages that one touch of a walk opens at most: 2 MiB.
 const READ_AHEAD: u64 = 512;
@@ -64,16 +66,6 @@ struct State {
     inside: Option<(i32, Stream)>,
     /// Of the view that the engine knows.
     generation: u64,
-}
-
-/// What lies where an allocation is.
-#[derive(Debug, Clone, Copy)]
-struct Region {
-    /// Bytes that the program asked for; devices check that no others are touched.
-    size: u64,
-    /// What the device's heap gave.
-    raw: u64,
-    raw_size: u64,
 }
 
 static PAGED: OnceLock<Paged> = OnceLock::new();
@@ -113,60 +105,6 @@ fn paged() -> Result<&'static Paged, CuError> {
     Ok(paged)
 }
 
-/// Allocates `size` bytes.
-pub(super) fn alloc(kind: Kind, size: u64) -> Result<u64, CuError> {
-    let current = current()?;
-    if size == 0 {
-        return Err(CuError::INVALID_VALUE);
-    }
-    capture::check_unsafe()?;
-    let paged = paged()?;
-    let bytes = ranges::round_up(size, PAGE).ok_or(CuError::OUT_OF_MEMORY)?;
-    let (raw, raw_size) = take_pages(current.device, bytes)?;
-    let base = raw.next_multiple_of(PAGE);
-    let pages = base / PAGE..(base + bytes) / PAGE;
-    post_alloc(current.ctx, base, size)?;
-    // A touch of a page that is nobody's is refused with the engine locked.
-    let mut state = paged.lock();
-    if let Err(error) = paged.view.open(&pages) {
-        drop(state);
-        log::line(&format!("cuMemAllocManaged: cannot map pages: {error}"));
-        post_free(base, size)?;
-        MEMORY.heap(current.device)?.put(raw, raw_size, &Proxy)?;
-        return Err(CuError::OUT_OF_MEMORY);
-    }
-    state.regions.insert(pages.start, Region { size, raw, raw_size });
-    let actions = state.engine.alloc(pages, Attach::Global, NODE);
-    paged.carry_out(&mut state, actions.map_err(refused)?);
-    drop(state);
-    MEMORY.record(&current, kind, base, size, bytes);
-    Ok(base)
-}
-
-/// Takes device memory in which so many bytes lie in whole pages. What the heap gives begins
-/// anywhere if it is small, but at a page where there are only such allocations.
-fn take_pages(device: u32, bytes: u64) -> Result<(u64, u64), CuError> {
-    let (raw, raw_size) = take_device_memory(device, bytes)?;
-    if raw.is_multiple_of(PAGE) {
-        return Ok((raw, raw_size));
-    }
-    MEMORY.heap(device)?.put(raw, raw_size, &Proxy)?;
-    take_device_memory(device, bytes.checked_add(PAGE).ok_or(CuError::OUT_OF_MEMORY)?)
-}
-
-/// Gives memory back that no work uses any longer.
-pub(super) fn release(found: &Allocation) -> Result<(), CuError> {
-    let paged = PAGED.get().ok_or(CuError::INVALID_VALUE)?;
-    let start = found.base / PAGE;
-    let mut state = paged.done(|state| state.engine.free(start))?;
-    let region = state.regions.remove(&start).ok_or(CuError::INVALID_VALUE)?;
-    state.attached.remove(&start);
-    paged.view.close(&(start..start + found.size.div_ceil(PAGE)));
-    drop(state);
-    post_free(found.base, found.size)?;
-    MEMORY.heap(found.device)?.put(region.raw, region.raw_size, &Proxy)
-}
-
 /// Posts an operation, once what it may touch is where it touches it.
 #[cold]
 pub(crate) fn post(stream: StreamId, op: StreamOp) -> Result<(), CuError> {
@@ -175,7 +113,8 @@ pub(crate) fn post(stream: StreamId, op: StreamOp) -> Result<(), CuError> {
     let state = match Touched::of(&op) {
         Touched::Nothing => None,
         Touched::Anything => {
-            let mut state = paged.done(|state| state.engine.launch(NODE, of, &[]))?;
+            let likely = paged.likely(&op)?;
+            let mut state = paged.done(|state| state.engine.launch(NODE, of, &likely))?;
             if matches!(op, StreamOp::GraphLaunch { .. }) {
                 state.graphs = Some(of);
             }
@@ -202,7 +141,9 @@ pub(crate) fn post(stream: StreamId, op: StreamOp) -> Result<(), CuError> {
 /// A program wants a range to be on the device, or on the host, soon.
 pub(super) fn prefetch(addr: u64, bytes: u64, on_device: bool) {
     let Some(paged) = PAGED.get().filter(|_| is_paged(addr)) else { return };
-    let to = if on_device { Place::Node(NODE) } else { Place::Host };
+    // At its address there is one device's memory.
+    let home = device_of(addr).map_or(NODE, NodeId);
+    let to = if on_device { Place::Node(home) } else { Place::Host };
     let mut state = paged.lock();
     if let Ok(actions) = state.engine.prefetch(pages_of(addr, bytes), to) {
         paged.carry_out(&mut state, actions);
@@ -280,8 +221,12 @@ impl Paged {
             log::refused(&format!("cuMemAllocManaged: the system tells of no faults: {error}"));
             CuError::NOT_SUPPORTED
         })?;
+        let nodes: Vec<NodeId> = (0..session.devices.len() as u32).map(NodeId).collect();
+        let peers: BTreeSet<NodeId> = nodes.iter().copied().collect();
+        // How much there is, is found out when it matters.
+        let config = NodeConfig { quota: Some(0), maps_host: true, peers };
         let state = State {
-            engine: Engine::new([(NODE, NodeConfig::default())], READ_AHEAD),
+            engine: Engine::new(nodes.into_iter().map(|id| (id, config.clone())), READ_AHEAD),
             regions: BTreeMap::new(),
             mover: None,
             functions: BTreeMap::new(),
@@ -329,6 +274,8 @@ impl Paged {
     fn touch(&self, page: u64, access: Access, thread: i32) -> Result<(), CuError> {
         let by = |state: &State| state.inside.filter(|it| it.0 == thread).map(|it| it.1);
         let open = Cell::new(false);
+        // A kernel that is over does not touch the page as well.
+        self.note_rest(&mut self.lock())?;
         let mut state = self.done(|state| {
             let step = state.engine.touch(page, access, by(state));
             open.set(matches!(&step, Ok(Step::Do(actions)) if actions.is_empty()));
@@ -367,40 +314,168 @@ impl Paged {
             match action {
                 Action::Protect { to: Protection::None, .. } => {}
                 Action::Protect { pages, .. }
+                | Action::Map { pages, at: Place::Host }
                 | Action::Fetch { pages, .. }
                 | Action::Send { pages, .. } => marks.own(pages, true),
                 _ => {}
             }
         }
         marks.busy(false);
-        self.do_all(state, &actions);
+        let refused = self.do_all(state, &actions);
         for action in &actions {
             if let Action::Protect { pages, to } = action {
                 marks.own(pages, *to == Protection::ReadWrite);
             }
         }
         marks.busy(true);
+        for pages in refused {
+            let actions = state.engine.refused(&pages);
+            self.carry_out(state, actions);
+        }
     }
 
-    fn do_all(&self, state: &mut State, actions: &[Action]) {
-        let mut moved = Moves::default();
+    /// Does these actions, but for those on blocks for which the device has no memory: returns the
+    /// pages of these.
+    fn do_all(&self, state: &mut State, actions: &[Action]) -> Vec<Pages> {
+        let mut refused = Vec::new();
+        // What is to be host memory has its pages where they will be before bytes move.
         for action in actions {
-            match action {
-                Action::Protect { pages, to } => {
-                    moved.finish(state);
-                    self.view.protect(pages, *to);
+            if let Action::Map { pages, at: Place::Host } = action {
+                self.lodge(state, pages);
+            }
+        }
+        let mut moved = Moves::default();
+        for (index, action) in actions.iter().enumerate() {
+            let rest = &actions[index + 1..];
+            for action in action.clone().without(&refused) {
+                if let Err(pages) = self.do_one(state, &mut moved, action, rest) {
+                    refused.push(pages);
                 }
-                Action::Fetch { pages, .. } => moved.copy(&self.view, state, pages, Way::Here),
-                Action::Send { pages, .. } => moved.copy(&self.view, state, pages, Way::There),
-                Action::Forget { pages } => self.view.forget(pages),
-                Action::Tell(note) => log::line(&format!("managed memory: {note:?}")),
-                // It was taken when the region was made, and may have been somebody's before.
-                Action::Reserve { pages, .. } => moved.clear(state, pages),
-                // It is given back with the region, and there is one node.
-                Action::Release { .. } | Action::Map { .. } | Action::Copy { .. } => {}
             }
         }
         moved.finish(state);
+        refused
+    }
+
+    /// Does one action, of which `rest` come after it.
+    ///
+    /// # Errors
+    /// The pages of blocks for which the device has no memory.
+    fn do_one(
+        &self,
+        state: &mut State,
+        moved: &mut Moves,
+        action: Action,
+        rest: &[Action],
+    ) -> Result<(), Pages> {
+        match action {
+            Action::Protect { pages, to } => {
+                moved.finish(state);
+                self.protect(state, &pages, to)?;
+            }
+            Action::Fetch { pages, .. } => moved.copy(&self.view, state, &pages, Way::Here),
+            Action::Send { pages, .. } => moved.copy(&self.view, state, &pages, Way::There),
+            Action::Forget { pages } => {
+                moved.finish(state);
+                self.view.forget(&pages);
+            }
+            Action::Tell(note) => log::line(&format!("managed memory: {note:?}")),
+            Action::Reserve { pages, .. } => {
+                moved.finish(state);
+                let refused = state.reserve(&pages);
+                // It may have been somebody's before.
+                let sent = |it: &Action| match it {
+                    Action::Send { pages: all, .. } => all.contains(&pages.start),
+                    _ => false,
+                };
+                if !rest.iter().any(sent) {
+                    let reserve = Action::Reserve { node: NODE, pages };
+                    for cleared in reserve.without(&refused).iter().filter_map(Action::pages) {
+                        moved.clear(state, cleared);
+                    }
+                }
+                // One block of several that follow each other.
+                if let Some((first, last)) = refused.first().zip(refused.last()) {
+                    return Err(first.start..last.end);
+                }
+            }
+            Action::Map { pages, at: Place::Host } => {
+                moved.finish(state);
+                state.make_host_memory(&pages);
+            }
+            // That is done where it is mapped in host memory, or where its region ends.
+            Action::Release { .. } | Action::Map { .. } | Action::Copy { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Changes what the view allows.
+    ///
+    /// # Errors
+    /// The pages of host memory that cannot be closed, which therefore stays where it is.
+    fn protect(&self, state: &State, pages: &Pages, to: Protection) -> Result<(), Pages> {
+        let parts = self.view.lodged().parts(pages);
+        for (part, lodged) in parts {
+            if lodged.is_none() || !state.is_host_memory(part.start) {
+                self.view.protect(&part, to);
+                continue;
+            }
+            let whole = state.block_of(&part);
+            let shown = match to {
+                Protection::None => self.view.watch_lodged(&whole),
+                _ => self.view.show_lodged(&whole),
+            };
+            if let Err(error) = shown {
+                log::line(&format!("managed memory: cannot map host memory: {error}"));
+                if to == Protection::None {
+                    return Err(whole);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the host's pages of some blocks be where devices can map them.
+    fn lodge(&self, state: &State, pages: &Pages) {
+        for start in (pages.start / BLOCK..pages.end.div_ceil(BLOCK)).map(|block| block * BLOCK) {
+            let lodged = self.view.lodged().of(start / BLOCK).is_some();
+            let arena = state.arena_of(start).filter(|_| !lodged);
+            if let Some(arena) = arena {
+                self.view.lodge(&state.block_of(&(start..start + BLOCK)), arena);
+            }
+        }
+    }
+
+    /// Has the engine know if no work runs: posts are made with it locked, so what is idle now has
+    /// nothing in flight. Returns whether that is so.
+    fn note_rest(&self, state: &mut State) -> Result<bool, CuError> {
+        let idle = session::get()?.client.is_idle();
+        if idle {
+            let ticket = state.engine.ticket();
+            let actions = state.engine.node_over(NODE, ticket);
+            self.carry_out(state, actions);
+        }
+        Ok(idle)
+    }
+
+    /// Returns the pages to which a kernel's arguments point, and has the engine know how much
+    /// memory there is if some of theirs is to be brought in.
+    fn likely(&self, op: &StreamOp) -> Result<Vec<u64>, CuError> {
+        let StreamOp::Launch { launch } = op else { return Ok(Vec::new()) };
+        let words = launch.params.chunks_exact(8).filter_map(|it| it.try_into().ok());
+        let pages = words.map(u64::from_ne_bytes).filter(|it| is_paged(*it)).map(|it| it / PAGE);
+        let mut state = self.lock();
+        let likely: Vec<u64> = pages.filter(|page| state.engine.is_managed(*page)).collect();
+        let away = likely.iter().filter(|page| state.engine.is_away(**page));
+        let devices: BTreeSet<u32> = away.filter_map(|page| device_of(page * PAGE)).collect();
+        // Blocks move only while nothing runs.
+        if devices.is_empty() || !self.note_rest(&mut state)? {
+            return Ok(likely);
+        }
+        for device in devices {
+            region::look_for_room(&mut state, device, u64::MAX)?;
+        }
+        Ok(likely)
     }
 }
 

@@ -1,25 +1,30 @@
 //! The program's view of managed memory, its alias, and the userfaultfd that watches the view.
 
+use super::lodged::{Lodged, Shown};
 use super::marks::Marks;
 use super::spans::Spans;
 use crate::log;
-use kedge_cuda_types::arena::DEVICE_BASE;
-use kedge_pages::{Access, PAGE, Pages, Protection};
+use crate::memory::host::drop_pages;
+use crate::memory::link::client;
+use kedge_cuda_types::arena::{DEVICE_BASE, SHARED_BASE};
+use kedge_pages::{Access, BLOCK, PAGE, Pages, Protection};
 use kedge_transport::managed;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Faults of the kernel's own are not told: an ordinary user may have no others.
 const USER_MODE_ONLY: i32 = 1;
 /// `_IOWR(0xaa, 0x3f, struct uffdio_api)`, `_IOWR(0xaa, 0, struct uffdio_register)`,
-/// `_IOR(0xaa, 2, struct uffdio_range)` and `_IOWR(0xaa, 7, struct uffdio_continue)`.
+/// `_IOR(0xaa, 1, struct uffdio_range)`, `_IOR(0xaa, 2, struct uffdio_range)` and
+/// `_IOWR(0xaa, 7, struct uffdio_continue)`.
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_CONTINUE: libc::c_ulong = 0xc020_aa07;
 const API: u64 = 0xaa;
@@ -51,6 +56,8 @@ pub(super) struct View {
     uffd: OwnedFd,
     /// Where the view is.
     spans: Mutex<Spans>,
+    /// Blocks whose pages are not in the file.
+    pub(super) lodged: Mutex<Lodged>,
     /// What a checkpoint has to know of it.
     pub(super) marks: Marks,
 }
@@ -72,15 +79,119 @@ impl View {
             owned(unsafe { libc::memfd_create(c"kedge-managed".as_ptr(), libc::MFD_CLOEXEC) })?;
         // SAFETY: the call touches no memory.
         checked(unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) })?;
-        let alias = map(ptr::null_mut(), length, &file, 0)?;
+        let alias = map(ptr::null_mut(), length, file.as_fd(), 0)?;
         let ((uffd, all_faults), marks) = (watch()?, Marks::new(alias, devices));
         marks.ready(devices, uffd.as_raw_fd(), (FEATURES, MODES), all_faults);
-        Ok(View { file, alias, uffd, spans: Mutex::default(), marks })
+        Ok(View { file, alias, uffd, spans: Mutex::default(), lodged: Mutex::default(), marks })
     }
 
-    /// Returns where the byte at a device address is in the alias.
+    /// Returns where the byte at a device address is in the alias, or in the shared arena.
     pub(super) fn alias(&self, addr: u64) -> u64 {
-        self.alias + (addr - DEVICE_BASE)
+        self.lodged().find(addr).unwrap_or(self.alias + (addr - DEVICE_BASE))
+    }
+
+    /// Divides bytes by where the host's pages are: address, length, and the address in the arena.
+    pub(super) fn parts(&self, (addr, bytes): (u64, u64)) -> Vec<(u64, u64, Option<u64>)> {
+        let end = addr + bytes;
+        let parts = self.lodged().parts(&(addr / PAGE..end.div_ceil(PAGE)));
+        let cut = |(pages, arena): (Pages, Option<u64>)| {
+            let from = addr.max(pages.start * PAGE);
+            let arena = arena.map(|arena| arena + (from - pages.start * PAGE));
+            (from, end.min(pages.end * PAGE) - from, arena)
+        };
+        parts.into_iter().map(cut).collect()
+    }
+
+    pub(super) fn lodged(&self) -> MutexGuard<'_, Lodged> {
+        self.lodged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the pages of a block lie at an address of the shared arena from now on, whose bytes are
+    /// zero. The view is closed, and goes on to be the file's until [`View::show_lodged`].
+    pub(super) fn lodge(&self, pages: &Pages, arena: u64) {
+        self.protect(pages, Protection::None);
+        let (start, length) = extent(pages);
+        let (first, end) = (start - DEVICE_BASE, start - DEVICE_BASE + length);
+        let mut at = first;
+        while let Some(from) = self.seek(at, libc::SEEK_DATA).filter(|from| *from < end) {
+            at = self.seek(from, libc::SEEK_HOLE).unwrap_or(end).min(end);
+            let (from, to) = (self.alias + from, arena + (from - first));
+            let bytes = self.alias + at - from;
+            // SAFETY: both are mapped for good: the alias, and a part of the arena that is this
+            // block's alone. The view is closed, so nothing else writes these pages.
+            unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes as usize) };
+        }
+        self.punch(pages);
+        self.lodged().insert(pages.start / BLOCK, arena, Shown::File);
+    }
+
+    /// Has the view show what is lodged of some pages, open for everything.
+    pub(super) fn show_lodged(&self, pages: &Pages) -> io::Result<()> {
+        let (start, length) = extent(pages);
+        let block = pages.start / BLOCK;
+        let Some((arena, shown)) = self.lodged().of(block) else { return Ok(()) };
+        match shown {
+            Shown::Open => return Ok(()),
+            Shown::File => self.map_lodged(start, length, arena)?,
+            Shown::Watched => {
+                let mut range = [start, length];
+                // SAFETY: the kernel reads two words.
+                checked(unsafe {
+                    libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr())
+                })?;
+            }
+        }
+        self.lodged().insert(block, arena, Shown::Open);
+        Ok(())
+    }
+
+    /// Has touches of what is lodged of some pages be faults from now on: they are closed.
+    pub(super) fn watch_lodged(&self, pages: &Pages) -> io::Result<()> {
+        let (start, length) = extent(pages);
+        let block = pages.start / BLOCK;
+        let Some((arena, shown)) = self.lodged().of(block) else { return Ok(()) };
+        if shown != Shown::Watched {
+            self.register(start, length, || self.map_lodged(start, length, arena))?;
+            self.lodged().insert(block, arena, Shown::Watched);
+        }
+        // SAFETY: takes pages out of the view; the arena keeps their bytes.
+        checked(unsafe { libc::madvise(start as *mut _, length as usize, libc::MADV_DONTNEED) })
+            .map(drop)
+    }
+
+    fn map_lodged(&self, start: u64, length: u64, arena: u64) -> io::Result<()> {
+        let client = client().map_err(|error| io::Error::other(error.to_string()))?;
+        map(start as *mut c_void, length, client.shared_fd(), arena - SHARED_BASE).map(drop)
+    }
+
+    /// Looks for data or a hole of the file's.
+    fn seek(&self, at: u64, whence: i32) -> Option<u64> {
+        // SAFETY: only moves the file's offset, which nobody uses.
+        let found = unsafe { libc::lseek(self.file.as_raw_fd(), at as libc::off_t, whence) };
+        u64::try_from(found).ok()
+    }
+
+    /// Watches a mapping, which `map` makes again if somebody else began to watch it first.
+    fn register(
+        &self,
+        start: u64,
+        length: u64,
+        map: impl Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        for tries in (0..TRIES).rev() {
+            let mut request = [start, length, MODES, 0];
+            // SAFETY: the kernel reads and writes four words.
+            let watched = checked(unsafe {
+                libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr())
+            });
+            match watched {
+                // Whoever follows what the job writes (a checkpoint) has met the new mapping first,
+                // and does not meet another in its place.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries > 0 => map()?,
+                watched => return watched.map(drop),
+            }
+        }
+        Ok(())
     }
 
     /// Has the view hold some pages more, on which every access is a fault. It is mapped by large
@@ -102,22 +213,10 @@ impl View {
     /// Maps a range of the view and watches it.
     fn map_span(&self, pages: &Pages) -> io::Result<()> {
         let (start, length) = extent(pages);
-        let mut tries = TRIES;
-        loop {
-            map(start as *mut c_void, length, &self.file, start - DEVICE_BASE)?;
-            let mut request = [start, length, MODES, 0];
-            // SAFETY: the kernel reads and writes four words.
-            let watched = checked(unsafe {
-                libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr())
-            });
-            tries -= 1;
-            match watched {
-                // Whoever follows what the job writes (a checkpoint) has met the new mapping first,
-                // and does not meet another in its place.
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries > 0 => {}
-                watched => return watched.map(drop),
-            }
-        }
+        let offset = start - DEVICE_BASE;
+        let again = || map(start as *mut c_void, length, self.file.as_fd(), offset).map(drop);
+        again()?;
+        self.register(start, length, again)
     }
 
     /// Whether a page is missing in the view, or cannot be touched in this way there. Where that is
@@ -134,6 +233,7 @@ impl View {
     pub(super) fn close(&self, pages: &Pages) {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.leave(pages).iter().for_each(unmap);
+        self.lodged().remove(pages);
     }
 
     /// Has touches of a page that is nobody's be the program's own faults, as they are where
@@ -194,8 +294,24 @@ impl View {
         }
     }
 
-    /// Gives the file's pages back; they are zero from now on.
+    /// Gives the host's pages back; they are zero from now on.
     pub(super) fn forget(&self, pages: &Pages) {
+        let parts = self.lodged().parts(pages);
+        for (part, arena) in parts {
+            match arena {
+                None => self.punch(&part),
+                Some(arena) => {
+                    let (_, length) = extent(&part);
+                    if let Err(error) = drop_pages(arena, length) {
+                        log::line(&format!("cannot give host memory back: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives pages of the file back.
+    fn punch(&self, pages: &Pages) {
         let (start, length) = extent(pages);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, length) = ((start - DEVICE_BASE) as i64, length as i64);
@@ -253,7 +369,7 @@ fn watch() -> io::Result<(OwnedFd, bool)> {
 }
 
 /// Maps a part of the file, in this process and in none of its children.
-fn map(at: *mut c_void, length: u64, file: &OwnedFd, offset: u64) -> io::Result<u64> {
+fn map(at: *mut c_void, length: u64, file: BorrowedFd<'_>, offset: u64) -> io::Result<u64> {
     let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | fixed);
     let (length, offset) = (length as usize, offset as i64);

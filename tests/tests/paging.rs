@@ -1,0 +1,67 @@
+//! More managed memory than devices have: it goes to the host and comes back, block by block.
+#![forbid(unsafe_code)]
+
+use kedge_tests::back::{BETWEEN, Job, Place};
+use kedge_tests::job::User;
+
+const STEPS: u64 = 120;
+/// Three times what the device has.
+const RUN: [&str; 7] = ["run", "--gpu", "soft:apart", "--soft-memory", "64M", "--job", "j"];
+
+fn place(name: &str, user: User) -> Option<Place> {
+    Place::of("gpu_paging", name, user)
+}
+
+fn start(place: &Place, options: &[&str]) -> Job {
+    let (program, steps) = (place.program.display().to_string(), STEPS.to_string());
+    let job = ["--", &program, &steps, BETWEEN, "64"];
+    Job::start(place.kedge(&[&RUN[..], options, &job].concat()))
+}
+
+/// Killed and brought back some times, each from the image of the time before.
+fn goes_on(place: &Place, options: &[&str], restart: &[&str]) {
+    let mut job = start(place, options);
+    let nonce = job.nonce.clone();
+    for round in 0..3 {
+        job.read_to(job.step + 9 + round);
+        let before = job.step;
+        let image = place.checkpoint();
+        job.read_to(job.step + 3);
+        job.kill();
+        let printed = job.step;
+        place.is_good(&image);
+        job = Job::spawn(place.restart(&image, restart), &nonce);
+        job.read_to(1);
+        assert!((before + 1..=printed + 1).contains(&job.step), "round {round}: {}", job.step);
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+}
+
+#[test]
+fn programs_use_more_than_the_device_has() {
+    let place = place("paall", User::Same).expect("the test's own user");
+    let mut job = start(&place, &[]);
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    assert_eq!(place.count("managed memory"), 0, "{}", place.log());
+}
+
+#[test]
+fn a_restart_finds_each_block_where_it_was() {
+    let place = place("paagain", User::Same).expect("the test's own user");
+    goes_on(&place, &[], &[]);
+}
+
+#[test]
+fn so_does_one_by_what_has_changed_of_an_ordinary_user() {
+    let Some(place) = place("pauser", User::Nobody) else { return };
+    goes_on(&place, &["--incremental"], &[]);
+}
+
+#[test]
+fn devices_that_see_the_host_s_pages_take_it_over() {
+    let place = place("pasoft", User::Same).expect("the test's own user");
+    goes_on(&place, &[], &["--gpu", "soft"]);
+}
