@@ -217,6 +217,52 @@ fn what_a_checkpoint_was_told_that_came_to_nothing_is_in_the_next() {
     }
 }
 
+/// What it was told, the next one that follows memory is not: it builds on none.
+#[test]
+fn one_that_asks_the_kernel_for_itself_ends_the_chain() {
+    if !tells_writes() {
+        return;
+    }
+    let _alone = alone();
+    let folder = Folder::new("changes-between");
+    let program = build(&folder, "changes.c", &[]);
+    for comes_to_nothing in [true, false] {
+        let mut running = Running::start(Command::new(&program).arg("300"));
+        running.lines(2);
+        let tracker = Tracker::default();
+        let image = |number: usize| folder.path(&format!("{number}-{comes_to_nothing}"));
+        capture(&image(0), &tracker);
+        running.lines(10);
+        let other = Some(tracker.clone());
+        let options = Options { other, ahead: Some(0), ..Options::new(image(1)) };
+        if comes_to_nothing {
+            std::fs::create_dir(image(1)).unwrap();
+            let given_up = std::thread::spawn(move || {
+                let mut begun = Begun::new(options)?;
+                begun.survey(&roots())?;
+                begun.watch(&roots())?;
+                begun.write_ahead(&roots())
+            });
+            given_up.join().unwrap().unwrap();
+        } else {
+            capture_by(options);
+        }
+        running.lines(2);
+        for (number, parent) in [(2, None), (3, Some(image(2)))] {
+            let manifest = capture(&image(number), &tracker);
+            let above = manifest.parent.as_ref().map(|parent| folder.path(&parent.name));
+            assert_eq!(above, parent, "{number}");
+            if number == 3 {
+                kill(running, &manifest.processes);
+                break;
+            }
+            running.lines(2);
+        }
+        let (after, status) = bring_back(&image(3));
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
+    }
+}
+
 /// Where the kernel does not tell what was written, images are full ones and say why.
 #[test]
 fn without_the_kernels_help_images_are_full() {

@@ -281,6 +281,7 @@ impl Checkpointer {
                 None => (self.content(order), None),
                 Some(meeting) => self.content_of_part(meeting.builds()),
             };
+            let other = tracker.is_none().then(|| self.tracker.clone());
             let usual = Options::new(claim.folder().to_owned());
             let except = self.last.parent().map(Path::to_owned).into_iter().collect();
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
@@ -292,6 +293,7 @@ impl Checkpointer {
                 contents,
                 hold,
                 tracker,
+                other,
                 full,
                 whole,
                 ahead,

@@ -60,6 +60,9 @@ impl Begun {
         filters::refuse(stop::alive(roots))?;
         if self.options.tracker.is_none() {
             self.once = Tracker::once(roots, &self.options);
+            if let (Some(_), Some(other)) = (&self.once, &self.options.other) {
+                other.forget();
+            }
         }
         if let Some(tracker) = self.tracker() {
             self.session = tracker.begin(roots, &self.options)?;

@@ -79,6 +79,9 @@ pub struct Options {
     /// What follows the job's memory from checkpoint to checkpoint, if its images are to build on
     /// each other.
     pub tracker: Option<Tracker>,
+    /// What follows it for other images, where this one's is none that they build on. The kernel
+    /// tells of each write once: where this one has to ask, too, the next of them builds on none.
+    pub other: Option<Tracker>,
     /// This one builds on none.
     pub full: bool,
     /// Where the image that this one builds on lies: in that folder, which is an image of several
@@ -103,7 +106,7 @@ impl Options {
     pub fn new(folder: PathBuf) -> Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
-        let (hold, plugins, tracker, full) = (false, More::new(), None, false);
+        let (hold, plugins, tracker, other, full) = (false, More::new(), None, None, false);
         let (whole, ahead, together) = (None, None, None);
         Options {
             folder,
@@ -114,6 +117,7 @@ impl Options {
             hold,
             plugins,
             tracker,
+            other,
             full,
             whole,
             ahead,

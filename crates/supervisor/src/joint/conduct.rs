@@ -7,6 +7,7 @@ use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
 use crate::control::{Order, Progress};
 use crate::jobs::{self, JobName, by_number};
+use crate::policy::FULL_EVERY;
 use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Parent, Part, Pin};
 use kedge_process::Together;
@@ -77,11 +78,14 @@ impl Checkpointer {
             // A full disk may keep even this from being done; then `kedge rm` does it.
             let _ = claim.abandon();
         }
-        // What it has published goes with it.
-        drop(meeting.leave());
+        // The base may go as any other; nobody else conducts, and builds on what goes, until this
+        // one has left.
+        drop(base);
         if taken.is_ok() {
             self.retain(&dir, &joint.job.to_string());
         }
+        // What it has published goes with it.
+        drop(meeting.leave());
         taken
     }
 
@@ -89,7 +93,10 @@ impl Checkpointer {
     /// it has made itself.
     fn base(&self, order: &Order, dir: &Path) -> Option<Base> {
         match self.content(order) {
-            (Some(tracker), false) => Base::of(&tracker.base()?, dir),
+            (Some(tracker), false) => {
+                let most = self.policy.full_every.unwrap_or(FULL_EVERY).get();
+                Base::of(&tracker.base()?, dir, most)
+            }
             _ => None,
         }
     }
@@ -174,11 +181,13 @@ struct Base {
 }
 
 impl Base {
-    /// That of which `part` is a part, if it lies in `dir`.
-    fn of(part: &Path, dir: &Path) -> Option<Base> {
+    /// That of which `part` is a part, if it lies in `dir` with all that it builds on, fewer than
+    /// `most` in all: another part's images may build on more than this one's do.
+    fn of(part: &Path, dir: &Path, most: u32) -> Option<Base> {
         let folder = part.parent().filter(|whole| whole.parent() == Some(dir))?.to_owned();
         let pin = Pin::new(&folder).ok()?;
-        let whole = Manifest::read(&folder).ok().filter(|whole| !whole.parts.is_empty())?;
+        let chain = kedge_image::chain(&folder).ok().filter(|chain| chain.len() < most as usize)?;
+        let (_, whole) = chain.first().filter(|(_, whole)| !whole.parts.is_empty())?;
         Some(Base { parent: whole.as_parent(&folder)?, folder, _pin: pin })
     }
 }

@@ -13,7 +13,7 @@ use crate::{Outcome, RunError};
 use kedge_coordinator::{
     Client, ClientError, Far, FarError, Leader, Member, Notice, Place, Series, Server, Who,
 };
-use kedge_image::{ImageError, Manifest};
+use kedge_image::{ImageError, Manifest, Part};
 use kedge_pmi::Rank;
 use kedge_process::plugins::{Claim, Found, Job, Others, Plugin, PluginError, Stage};
 use serde::{Deserialize, Serialize};
@@ -400,11 +400,12 @@ fn chosen(spec: &RestartSpec, manifest: &Manifest) -> Result<Vec<u32>, RunError>
     }
 }
 
-/// The newest image whose parts are those that it was made of.
+/// The newest image whose parts are those that it was made of, with all that they build on.
 fn usable(images: &[(PathBuf, Manifest)]) -> Result<&(PathBuf, Manifest), ImageError> {
     let mut failure = None;
     for image in images.iter().filter(|(_, manifest)| !manifest.parts.is_empty()) {
-        let checked = image.1.parts.iter().try_for_each(|part| part.check(&image.0).map(drop));
+        let whole = |part: &Part| kedge_image::chain(&part.check(&image.0)?).map(drop);
+        let checked = image.1.parts.iter().try_for_each(whole);
         match checked {
             Ok(()) => return Ok(image),
             Err(error) => failure = failure.or(Some(error)),
