@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_setting_gives_way_to_an_option_that_it_contradicts() {
-        let text = "[run]\nincremental = true";
+        let text = "[run]\non-term = \"checkpoint,30s\"";
         let want = pairs(&[("command", "a"), ("join", "b")]);
         assert_eq!(filled(&["run", "--join", "b", "a"], text), want);
     }
