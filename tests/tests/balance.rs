@@ -115,7 +115,7 @@ fn a_job_that_began_far_comes_home_when_the_near_device_is_free() {
     let mut other = Job::start(steps(&place, "other", "soft"));
     let mut job = Job::start(steps(&place, "j", &server.address));
     job.read_to(10);
-    let mut balance = Balance::start(&place, &["soft", &server.address], &[]);
+    let mut balance = Balance::start(&place, &["soft", &server.address], &["--hold-off=1s"]);
     let waits = balance.next("waits");
     assert_eq!((&waits["job"], &waits["to"]), (&"j".into(), &"soft".into()), "{waits}");
     assert_eq!(waits["why"], "the job other is there");
@@ -133,7 +133,8 @@ fn a_job_that_began_far_comes_home_when_the_near_device_is_free() {
     job.read_to(job.step + 20);
     assert_eq!(job.back, [] as [u64; 0]);
     assert!(place.log().contains("moves to soft: devices of this machine are free"));
-    // It is well off now.
+    // It is well off now, also in the looks after the first second.
+    std::thread::sleep(Duration::from_secs(2));
     let rest = balance.ends();
     assert!(!rest.iter().any(|line| line.contains("\"decides\"")), "{rest:?}");
     job.kill();
@@ -153,9 +154,9 @@ fn a_target_that_fails_is_held_off() {
     let errors = place.world.home().join("errors.json");
     fs::write(&errors, r#"{"soft": 2}"#).expect("a file");
     let option = format!("--errors={}", errors.display());
-    let options = [&option[..], "--hold-off=500ms"];
+    let options = [&option[..], "--hold-off=1s"];
     let mut balance = Balance::start(&place, &[NOWHERE, "soft", &two.address], &options);
-    for again in [0.5, 1.0, 2.0] {
+    for again in [1.0, 2.0] {
         let decides = balance.next("decides");
         assert_eq!((&decides["trigger"], &decides["errors"]), (&"errors".into(), &2.into()));
         assert_eq!(decides["to"], json!(two.address), "nobody is at the first: {decides}");
@@ -207,13 +208,28 @@ fn a_dry_run_touches_nothing_and_one_daemon_is_enough() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let would = format!("j: would move from {} to soft (", server.address);
     assert!(output.status.success() && text.contains(&would), "{text}{}", stderr(&output));
-    let mut dry_run = Balance::start(&place, &["soft", &server.address], &["--dry-run"]);
+    let errors = place.world.home().join("errors.json");
+    fs::write(&errors, json!({ &server.address: 2 }).to_string()).expect("a file");
+    let errors = format!("--errors={}", errors.display());
+    let options = ["--dry-run", "--hold-off=1s", &errors];
+    let mut dry_run = Balance::start(&place, &["soft", &server.address], &options);
     assert_eq!(dry_run.next("decides")["dry_run"], true);
+    // Time for several looks that hold nothing off.
+    std::thread::sleep(Duration::from_secs(2));
     job.read_to(job.step + 50);
     let rest = dry_run.ends();
     assert!(!rest.iter().any(|line| line.contains("\"decides\"")), "told once: {rest:?}");
     assert_eq!((is_on(&place), job.proxies()), (server.address.clone(), before));
     assert!(!place.log().contains("balance["), "{}", place.log());
+    for (option, said) in [
+        ("--gain=1", "--gain 1: give more than 1"),
+        ("--every=0s", "give 100ms or more"),
+        ("--hold-off=999ms", "give 1s or more"),
+    ] {
+        let wrong = dry(&[option]);
+        assert_eq!(wrong.status.code(), Some(2), "{option}");
+        assert!(stderr(&wrong).contains(said), "{}", stderr(&wrong));
+    }
     fs::write(&file, places.replace("place", "plaec")).expect("a file");
     let said = failure(&dry(&["--once"]));
     assert!(

@@ -114,10 +114,15 @@ fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobN
 
 /// The child's lines, as they come.
 pub(crate) fn read_lines(child: &mut Child) -> mpsc::Receiver<String> {
+    read_lines_within(child, u64::MAX)
+}
+
+/// Lines of the first `most` bytes that the child prints.
+pub(crate) fn read_lines_within(child: &mut Child, most: u64) -> mpsc::Receiver<String> {
     let (send, receive) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
         std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            for line in BufReader::new(stdout.take(most)).lines().map_while(Result::ok) {
                 if send.send(line).is_err() {
                     return;
                 }

@@ -2,7 +2,7 @@
 //! which is none of the job's and asks as any user does.
 
 use crate::again::kedge_again;
-use crate::jobs::{JobName, Jobs, State};
+use crate::jobs::{JobName, Jobs, Meta, State};
 use crate::warm::leave;
 use kedge_process::running_since;
 use std::fmt;
@@ -64,8 +64,13 @@ impl Supervisor {
     /// That of the job `name`, if it runs.
     #[must_use]
     pub fn of(jobs: &Jobs, name: &JobName) -> Option<Supervisor> {
-        let meta = jobs.find(name).filter(|meta| meta.state == State::Running)?;
-        Some(Supervisor::of_process(meta.supervisor))
+        Supervisor::of_meta(&jobs.find(name)?)
+    }
+
+    /// That of the job that `meta` is of, if it runs.
+    #[must_use]
+    pub fn of_meta(meta: &Meta) -> Option<Supervisor> {
+        (meta.state == State::Running).then(|| Supervisor::of_process(meta.supervisor))
     }
 
     /// Whether it has not ended.

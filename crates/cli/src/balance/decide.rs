@@ -25,6 +25,8 @@ pub(super) struct PlaceView {
     pub(super) name: String,
     /// Whether its devices are this machine's.
     pub(super) near: bool,
+    /// Whether no job moves between them and a server's devices.
+    pub(super) bound: bool,
     /// How many devices it has; `None` where its name does not tell.
     pub(super) devices: Option<usize>,
     /// A job of the user's that has devices there.
@@ -122,12 +124,13 @@ pub(super) fn decide(view: &View, rules: &Rules) -> Decision {
     Decision::Stay(waits)
 }
 
-/// Places with as many devices, as far as their names tell.
+/// Places that a job can move to, with as many devices, as far as their names tell.
 fn fitting<'a>(view: &'a View, job: &'a JobView) -> impl Iterator<Item = usize> + 'a {
-    let has = view.places[job.at].devices;
-    let fits = move |place: &PlaceView| match (has, place.devices) {
-        (Some(here), Some(there)) => here == there,
-        _ => true,
+    let here = &view.places[job.at];
+    let fits = move |there: &PlaceView| {
+        let crosses = here.near != there.near;
+        let as_many = here.devices.zip(there.devices).is_none_or(|(here, there)| here == there);
+        as_many && !(crosses && (here.bound || there.bound))
     };
     (0..view.places.len()).filter(move |to| *to != job.at && fits(&view.places[*to]))
 }
@@ -202,6 +205,7 @@ mod tests {
         let place = |(index, name): (usize, &str)| PlaceView {
             name: name.to_owned(),
             near: index < 2,
+            bound: false,
             devices: Some(1),
             taken: at.iter().position(|at| *at == index).map(|job| format!("j{job}")),
             errors: 0,
@@ -260,6 +264,13 @@ mod tests {
                 moves(0, 1, free),
             ),
             ("as many devices", &[2], |v| v.places[0].devices = Some(2), moves(0, 1, free)),
+            ("GPUs here, not a server's", &[2], |v| v.places[0].bound = true, moves(0, 1, free)),
+            (
+                "from GPUs here to others here, and to no server",
+                &[0],
+                |v| (v.places[0].bound, v.places[0].errors) = (true, 1),
+                moves(0, 1, Trigger::Errors { errors: 1 }),
+            ),
             ("nobody knows how many", &[2], |v| v.places[0].devices = None, moves(0, 0, free)),
             (
                 "a gain to a far place",
@@ -386,6 +397,16 @@ mod tests {
                     ("j3", "local:1", "the job j1 is there"),
                     ("j1", "local:0", "its devices have reported 1 errors"),
                 ],
+            ),
+            (
+                "GPUs here, which no job leaves for a server",
+                &[0],
+                |v| {
+                    (v.places[0].bound, v.places[0].errors) = (true, 1);
+                    v.places[1].errors = 1;
+                    v.jobs[0].seconds = vec![Some(9.0), None, Some(1.0), Some(1.0)];
+                },
+                &[("j0", "local:1", "its devices have reported 1 errors")],
             ),
             (
                 "all are in use",

@@ -26,6 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const BEGINNING: Duration = Duration::from_secs(60);
 /// GPUs of a machine, at most.
 const MOST_LINES: usize = 256;
+/// Of what it prints, bytes.
+const MOST_BYTES: u64 = 64 << 10;
+/// Between two times that a place is asked which GPUs it has: a program starts there.
+const LATER: Duration = Duration::from_secs(300);
 /// Of a file, bytes.
 const LONGEST: u64 = 1 << 20;
 
@@ -33,18 +37,24 @@ const LONGEST: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     file: Option<PathBuf>,
-    /// GPUs of this machine, by place; empty where none are asked for.
+    /// Places of GPUs here of which nobody knows as yet which they are, and when they were
+    /// asked last.
+    unknown: BTreeMap<usize, GpuSpec>,
+    asked: Option<Instant>,
+    /// GPUs of this machine, by place.
     gpus: BTreeMap<usize, Vec<String>>,
-    /// What they had when they were asked last, and when that was.
-    had: Option<(Instant, BTreeMap<String, u64>)>,
+    /// When NVIDIA's command was asked last.
+    had: Option<Instant>,
+    /// What was told last of each GPU, and by the file.
+    last: Reading,
     /// A command that has not answered, and has not ended either.
     hangs: Option<Child>,
     /// What was complained of last, by who is asked.
-    said: BTreeMap<&'static str, String>,
+    said: BTreeMap<String, String>,
 }
 
 /// What is read: errors by devices.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Reading {
     /// By GPU, as NVIDIA names it.
     gpus: BTreeMap<String, u64>,
@@ -53,80 +63,87 @@ pub(super) struct Reading {
 }
 
 impl Errors {
-    /// Of devices at these places. GPUs are told apart by a program that runs on them once. Where
-    /// they cannot be, or there is nobody to ask of them, `complain` hears why.
+    /// Of devices at these places.
     pub(super) fn new<'a>(
         file: Option<&Path>,
         places: impl Iterator<Item = &'a GpuSpec>,
-        mut complain: impl FnMut(&str),
     ) -> Errors {
-        let mut errors = Errors { file: file.map(Path::to_owned), ..Errors::default() };
-        let is_local = |place: &GpuSpec| matches!(place, GpuSpec::Local { .. });
-        let local: Vec<_> = places.enumerate().filter(|(_, place)| is_local(place)).collect();
-        if local.is_empty() {
-            return errors;
-        }
-        let asked = errors.ask().map(drop);
-        let asks = asked.is_ok();
-        errors.heard(NVIDIA, asked, &mut complain);
-        for (at, place) in local.into_iter().filter(|_| asks) {
-            match gpus(place) {
-                Ok(gpus) => drop(errors.gpus.insert(at, gpus)),
-                Err(why) => complain(&format!("{place}: its errors are not known: {why}")),
-            }
-        }
-        errors
+        let is_local = |place: &&GpuSpec| matches!(place, GpuSpec::Local { .. });
+        let local = places.enumerate().filter(|(_, place)| is_local(place));
+        let unknown = local.map(|(at, place)| (at, place.clone())).collect();
+        Errors { file: file.map(Path::to_owned), unknown, ..Errors::default() }
     }
 
     /// Reads what is told now. Who does not tell is complained of by `complain`, once for each
-    /// reason, and has reported no errors.
+    /// reason, and has reported what was told last.
     pub(super) fn read(&mut self, mut complain: impl FnMut(&str)) -> Reading {
-        let mut reading = Reading::default();
-        if !self.gpus.is_empty() {
-            if self.had.as_ref().is_none_or(|(at, _)| at.elapsed() >= AGAIN) {
-                let asked = self.ask().map(|text| parse(&text));
-                self.had = Some((Instant::now(), asked.clone().unwrap_or_default()));
-                self.heard(NVIDIA, asked.map(drop), &mut complain);
+        let local = !(self.gpus.is_empty() && self.unknown.is_empty());
+        if local && self.had.is_none_or(|at| at.elapsed() >= AGAIN) {
+            let (text, how) = self.ask();
+            let told = parse(&text);
+            let tells = how.is_ok() || !told.is_empty();
+            self.last.gpus.extend(told);
+            self.heard(NVIDIA, how, &mut complain);
+            if tells && self.asked.is_none_or(|at| at.elapsed() >= LATER) {
+                self.learn(&mut complain);
+                self.asked = Some(Instant::now());
             }
-            reading.gpus = self.had.as_ref().map(|(_, had)| had.clone()).unwrap_or_default();
+            self.had = Some(Instant::now());
         }
-        if let Some(file) = &self.file {
-            let text = told::read(file, LONGEST).map_err(|error| error.to_string());
-            let listed = text.and_then(|text| list(&text)).map(|listed| reading.listed = listed);
+        if let Some(file) = self.file.clone() {
+            let text = told::read(&file, LONGEST).map_err(|error| error.to_string());
+            let listed = text.and_then(|text| list(&text)).map(|listed| self.last.listed = listed);
             let named = listed.map_err(|why| format!("{}: {why}", file.display()));
             self.heard("--errors", named, &mut complain);
         }
-        reading
+        self.last.clone()
     }
 
-    /// Returns what NVIDIA's command says of all GPUs. One that hangs in the driver is not asked
+    /// Finds out which GPUs places have, by a program that runs on them once.
+    fn learn(&mut self, complain: &mut impl FnMut(&str)) {
+        for (at, place) in self.unknown.clone() {
+            let found = gpus(&place).map(|gpus| {
+                self.gpus.insert(at, gpus);
+                self.unknown.remove(&at);
+            });
+            self.heard(&place.to_string(), found, complain);
+        }
+    }
+
+    /// Returns what NVIDIA's command says of all GPUs, and why that may not be all. One that hangs
+    /// in the driver is not asked
     /// again before it has ended.
-    fn ask(&mut self) -> Result<String, String> {
+    fn ask(&mut self) -> (String, Result<(), String>) {
         let hangs = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_none());
         if self.hangs.as_mut().is_some_and(hangs) {
-            return Err("it does not end".to_owned());
+            return (String::new(), Err("it does not end".to_owned()));
         }
         let mut command = Command::new(NVIDIA);
         command.args(ASKS).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut asked = command.spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => "there is no such command".to_owned(),
-            _ => error.to_string(),
-        })?;
-        let answer = answer(&mut asked, PATIENCE);
-        if answer.is_err() {
+        let mut asked = match command.spawn() {
+            Ok(asked) => asked,
+            Err(error) => {
+                let missing = error.kind() == io::ErrorKind::NotFound;
+                let why =
+                    if missing { "there is no such command".into() } else { error.to_string() };
+                return (String::new(), Err(why));
+            }
+        };
+        let (text, how) = answer(&mut asked, PATIENCE);
+        if how.is_err() {
             let _ = asked.kill();
             self.hangs = Some(asked);
         }
-        answer
+        (text, how)
     }
 
-    fn heard(&mut self, who: &'static str, how: Result<(), String>, say: &mut impl FnMut(&str)) {
+    fn heard(&mut self, who: &str, how: Result<(), String>, say: &mut impl FnMut(&str)) {
         match how {
             Ok(()) => drop(self.said.remove(who)),
             Err(why) if self.said.get(who) == Some(&why) => {}
             Err(why) => {
                 say(&format!("{who}: errors of devices are not known: {why}"));
-                self.said.insert(who, why);
+                self.said.insert(who.to_owned(), why);
             }
         }
     }
@@ -149,9 +166,10 @@ fn gpus(place: &GpuSpec) -> Result<Vec<String>, String> {
     Ok(found.iter().map(|device| uuid::text(&device.uuid)).collect())
 }
 
-/// What a command prints that ends well within so long.
-fn answer(asked: &mut Child, patience: Duration) -> Result<String, String> {
-    let (lines, end) = (child::read_lines(asked), Instant::now() + patience);
+/// What a command prints within so long, and whether it ends well.
+fn answer(asked: &mut Child, patience: Duration) -> (String, Result<(), String>) {
+    let end = Instant::now() + patience;
+    let lines = child::read_lines_within(asked, MOST_BYTES);
     let mut text = String::new();
     for _ in 0..MOST_LINES {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -161,13 +179,13 @@ fn answer(asked: &mut Child, patience: Duration) -> Result<String, String> {
     }
     while Instant::now() < end {
         match asked.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(text),
-            Ok(Some(status)) => return Err(status.to_string()),
+            Ok(Some(status)) if status.success() => return (text, Ok(())),
+            Ok(Some(status)) => return (text, Err(status.to_string())),
             Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return (text, Err(error.to_string())),
         }
     }
-    Err(format!("no answer within {} s", patience.as_secs()))
+    (text, Err(format!("no answer within {} s", patience.as_secs())))
 }
 
 /// Errors by GPU. What is no number (`[N/A]`, of a GPU that does not count) is not known.
@@ -227,7 +245,7 @@ Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error
     }
 
     #[test]
-    fn a_command_that_hangs_or_fails_is_no_answer() {
+    fn a_command_that_hangs_or_fails_has_told_what_it_printed() {
         let run = |script: &str, patience| {
             let mut command = Command::new("sh");
             let command = command.args(["-c", script]).stdout(Stdio::piped());
@@ -237,11 +255,16 @@ Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error
             child.wait().expect("its end");
             answer
         };
-        assert_eq!(run("echo a; echo b", PATIENCE), Ok("a\nb\n".to_owned()));
-        let failed = run("echo a; exit 3", PATIENCE).expect_err("a failure");
+        assert_eq!(run("echo a; echo b", PATIENCE), ("a\nb\n".to_owned(), Ok(())));
+        let (text, failed) = run("echo a; exit 3", PATIENCE);
+        let failed = failed.expect_err("a failure");
+        assert_eq!(text, "a\n");
         assert!(failed.contains('3'), "{failed}");
-        let late = run("echo a; exec sleep 100", Duration::from_millis(50));
-        assert_eq!(late, Err("no answer within 0 s".to_owned()));
+        let late = run("echo a; exec sleep 100", Duration::from_millis(900));
+        assert_eq!(late, ("a\n".to_owned(), Err("no answer within 0 s".to_owned())));
+        // Without an end of a line.
+        let (text, endless) = run("exec cat /dev/zero", PATIENCE);
+        assert!(text.len() as u64 <= MOST_BYTES + 1 && endless.is_err());
     }
 
     #[test]
@@ -281,7 +304,7 @@ Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error
         let found = [None, None, Some("{"), Some("{"), Some("{\"soft\": 3}"), Some("{")]
             .map(|text| look(&mut errors, text));
         std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(found, [(0, 1), (0, 1), (0, 2), (0, 2), (3, 2), (0, 3)]);
+        assert_eq!(found, [(0, 1), (0, 1), (0, 2), (0, 2), (3, 2), (3, 3)]);
         assert!(said[0].contains("errors.json"), "{said:?}");
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_secs(5);
 const LOOK_MOST: Duration = Duration::from_secs(60);
 /// Between two tries to move a job to one place, at last.
-const AGAIN_MOST: Duration = Duration::from_secs(300);
+const AGAIN_MOST: Duration = Duration::from_secs(4 * 3600);
 
 /// How long nothing happens.
 #[derive(Debug, Clone, Copy)]
@@ -68,27 +68,27 @@ impl Memory {
         Memory { pauses, jobs, looks, held_until: Duration::ZERO }
     }
 
-    /// Takes note of the jobs that there are, and forgets all others. One that has been moved by
-    /// somebody else settles there as well.
-    pub(super) fn see<'a>(
+    /// Takes note of the jobs that run, wherever they are, and forgets all others. One that was
+    /// moved by somebody else settles there as well.
+    pub(super) fn see(
         &mut self,
         now: Duration,
-        jobs: impl Iterator<Item = (&'a str, Supervisor, &'a str)>,
+        jobs: impl Iterator<Item = (String, Supervisor, String)>,
     ) {
         let mut before = std::mem::take(&mut self.jobs);
         for (name, by, gpu) in jobs {
-            let known = before.remove(name).filter(|known| known.by == by);
+            let known = before.remove(&name).filter(|known| known.by == by);
             let mut known = known.unwrap_or_else(|| Known {
                 by,
-                gpu: gpu.to_owned(),
+                gpu: gpu.clone(),
                 settles_until: Duration::ZERO,
                 failed: BTreeMap::new(),
             });
             if known.gpu != gpu {
-                gpu.clone_into(&mut known.gpu);
+                known.gpu = gpu;
                 known.settles_until = now + self.pauses.settle;
             }
-            self.jobs.insert(name.to_owned(), known);
+            self.jobs.insert(name, known);
         }
     }
 
@@ -127,7 +127,15 @@ impl Memory {
         self.looks.insert(place, Failed { why: why.to_owned(), ..failed });
     }
 
-    /// That job has moved, or would have where nothing is done.
+    /// That job would have moved there, where nothing is done: that is decided once.
+    pub(super) fn would(&mut self, job: &str, to: usize, now: Duration) {
+        let _ = self.failed(job, to, now, "it would have moved there (--dry-run)", true);
+        if let Some(known) = self.jobs.get_mut(job) {
+            known.settles_until = now + self.pauses.settle;
+        }
+    }
+
+    /// That job has moved.
     pub(super) fn moved(&mut self, job: &str, to: &str, now: Duration) {
         self.held_until = now + self.pauses.hold_off;
         if let Some(known) = self.jobs.get_mut(job) {
@@ -175,7 +183,7 @@ mod tests {
     }
 
     fn seen(seconds: u64, memory: &mut Memory, supervisor: &str, gpu: &str) {
-        memory.see(at(seconds), [("j", by(supervisor), gpu)].into_iter());
+        memory.see(at(seconds), [("j".to_owned(), by(supervisor), gpu.to_owned())].into_iter());
     }
 
     #[test]
@@ -202,10 +210,14 @@ mod tests {
         seen(0, &mut memory, "1:1", "far");
         let mut fails = |now| memory.failed("j", 1, at(now), "no", false);
         let pauses = [0, 20, 50, 100, 200, 400, 800].map(|now| fails(now).expect("not for ever"));
-        assert_eq!(pauses.map(|pause| pause.as_secs()), [10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!(memory.barred("j", at(1099)), BTreeMap::from([(1, "no".to_owned())]));
-        assert_eq!(memory.barred("j", at(1100)), BTreeMap::new());
+        assert_eq!(pauses.map(|pause| pause.as_secs()), [10, 20, 40, 80, 160, 320, 640]);
+        assert_eq!(memory.barred("j", at(1439)), BTreeMap::from([(1, "no".to_owned())]));
+        assert_eq!(memory.barred("j", at(1440)), BTreeMap::new());
         assert!(memory.holds(at(809)) && !memory.holds(at(810)));
+        let mut fails = || memory.failed("j", 1, at(900), "no", false);
+        let hours = [fails(), fails(), fails(), fails(), fails(), fails()];
+        assert_eq!(hours[..2], [Some(at(1280)), Some(at(2560))]);
+        assert_eq!(hours[4..], [Some(AGAIN_MOST); 2]);
         memory.moved("j", "near", at(2000));
         assert_eq!(memory.failed("j", 1, at(2001), "no", false), Some(at(10)), "it counts anew");
         assert_eq!(memory.failed("j", 2, at(2001), "never", true), None);
@@ -215,6 +227,18 @@ mod tests {
         assert_eq!(memory.barred("j", at(3000)), BTreeMap::new());
         memory.see(at(3001), std::iter::empty());
         assert_eq!(memory.failed("j", 1, at(3001), "no", false), None);
+    }
+
+    #[test]
+    fn what_would_be_done_is_decided_once() {
+        let mut memory = Memory::new(PAUSES);
+        seen(0, &mut memory, "1:1", "far");
+        for to in [0, 1] {
+            memory.would("j", to, at(to as u64));
+        }
+        let barred = memory.barred("j", at(1 << 30));
+        assert_eq!(barred.into_keys().collect::<Vec<_>>(), [0, 1]);
+        assert!(memory.settles("j", at(100)) && memory.holds(at(10)));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::serve::ignored_signals;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
-use decide::{Decision, Free, JobView, PlaceView, Rules, Trigger, View, decide};
+use decide::{Decision, Free, JobView, PlaceView, Rules, Trigger, View, Wait, decide};
 use errors::Errors;
 use gains::Gains;
 use kedge_control::gpu::GpuSpec;
@@ -49,7 +49,9 @@ errors of memory), any devices in the file --errors, a JSON object such as {\"gp
 
 One job moves at a time, as by `kedge migrate`, and then nothing for --hold-off; a job that has \
 moved stays for --settle, unless its devices report errors. Where a move fails, the job stays where \
-it is, and that move is tried again after --hold-off, later less often, up to 5 minutes.
+it is, and that move is tried again after --hold-off, later less often, up to 4 hours.
+
+No job moves between GPUs of this machine and a server's devices: between a server and `soft`.
 
 Each decision is told with its numbers. With --json, a line for each event: begins, decides (job, \
 from, to, trigger: free, gain or errors, and its numbers), moved (job, to, seconds, pause_seconds, \
@@ -61,17 +63,21 @@ move goes on without it. One runs for each user; a second one is refused, unless
 Options can stand in a file (`kedge config --help`):
 
   [balance]
-  place = [\"local:0\", \"gpu-host:7531/0\"]
+  place = [\"local:0\", \"local:1\"]
   settle = \"10m\"
 
 Examples:
-  kedge balance --place local:0 --place gpu-host:7531/0
+  kedge balance --place soft --place gpu-host:7531/0
   kedge balance --place local:0 --place soft --dry-run --once
-  kedge balance --place local:0 --place gpu-host --model line.json --stats sim.json --gain 1.5
+  kedge balance --place soft --place gpu-host --model line.json --stats sim.json --gain 1.5
   kedge balance --place local:0 --place local:1 --errors /run/gpu-errors.json --json";
 
 /// Between two looks whether somebody has asked it to end.
 const TICK: Duration = Duration::from_millis(100);
+/// Between two looks, at least.
+const EVERY: Duration = Duration::from_millis(100);
+/// After a move, at least.
+const HOLD_OFF: Duration = Duration::from_secs(1);
 
 /// Move your jobs to better devices as those become free
 #[derive(Debug, Args)]
@@ -83,7 +89,7 @@ pub(crate) struct BalanceArgs {
     /// Only jobs of these names
     #[arg(long, value_name = "JOB")]
     job: Vec<JobName>,
-    /// How many times as fast a program must be elsewhere, as predicted, the move counted in
+    /// How many times as fast a program must be elsewhere, the move counted in; more than 1
     #[arg(long, value_name = "X", default_value_t = 1.2)]
     gain: f64,
     /// What `kedge model fit` has written, of one line each
@@ -98,10 +104,10 @@ pub(crate) struct BalanceArgs {
     /// Errors that devices may have reported and still count as whole
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_errors: u64,
-    /// Between two looks
+    /// Between two looks, 100ms or more
     #[arg(long, value_name = "TIME", default_value = "5s")]
     every: Time,
-    /// After a move, or one that has failed: nothing else moves for so long
+    /// After a move, or one that has failed: nothing else moves for so long, 1s or more
     #[arg(long, value_name = "TIME", default_value = "10s")]
     hold_off: Time,
     /// A job that has moved, by whomever, stays for so long
@@ -126,8 +132,17 @@ pub(crate) struct BalanceArgs {
 
 pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
     let places = Places::read(&args.place).map_err(Failure::of_usage)?;
-    if !args.gain.is_finite() || args.gain < 1.0 {
-        return Err(Failure::of_usage(format!("--gain {}: give 1 or more", args.gain)));
+    // With 1, jobs would move to and fro between places that are alike.
+    if !args.gain.is_finite() || args.gain <= 1.0 {
+        return Err(Failure::of_usage(format!("--gain {}: give more than 1", args.gain)));
+    }
+    for (option, given, least) in
+        [("--every", args.every, EVERY), ("--hold-off", args.hold_off, HOLD_OFF)]
+    {
+        if given.0 < least {
+            let why = format!("{option} {given}: give {} or more", Time(least));
+            return Err(Failure::of_usage(why));
+        }
     }
     let gains = Gains::read(&args.model, &args.stats)?;
     let jobs = Jobs::open()?;
@@ -141,8 +156,7 @@ pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
         settle_seconds: args.settle.0.as_secs_f64(),
         dry_run: args.dry_run,
     });
-    let lacks = |why: &str| log.tell(&Event::Lacks { why: why.to_owned() });
-    let errors = Errors::new(args.errors.as_deref(), places.iter(), lacks);
+    let errors = Errors::new(args.errors.as_deref(), places.iter());
     let memory = Memory::new(Pauses { hold_off: args.hold_off.0, settle: args.settle.0 });
     let begin = Instant::now();
     let mut daemon = Daemon { args, jobs, places, gains, errors, memory, log, begin, told };
@@ -211,16 +225,14 @@ impl Daemon<'_> {
 
     /// Looks once, and moves a job if it is time.
     fn look(&mut self) -> Result<(), Failure> {
-        let mut metas = self.jobs.list()?;
-        let goes_on = |meta: &Meta| matches!(meta.state, State::Running | State::Unsupervised);
-        // Programs that look whether devices are free are over in a moment.
-        metas.retain(|meta| goes_on(meta) && !meta.name.starts_with(child::PROBE));
-        // The oldest first.
-        metas.reverse();
+        let metas = self.running()?;
         let found: Vec<Found> = metas.iter().filter_map(|meta| self.find(meta)).collect();
         let now = self.now();
-        let seen = found.iter().map(|job| (job.meta.name.as_str(), job.by, job.meta.gpu.as_str()));
-        self.memory.see(now, seen);
+        // Also those that are elsewhere: they may come back.
+        let seen = |meta: &'_ Meta| {
+            Some((meta.name.clone(), Supervisor::of_meta(meta)?, meta.gpu.clone()))
+        };
+        self.memory.see(now, metas.iter().filter_map(seen));
         if found.is_empty() {
             self.log.waits(Vec::new());
         }
@@ -234,6 +246,12 @@ impl Daemon<'_> {
                 Decision::Look(place) => view.places[place].free = self.is_free(place, &view),
                 Decision::Move { job, to, trigger, free } => {
                     let (from, to_name) = (view.jobs[job].at, &view.places[to].name);
+                    // To look has taken a while.
+                    if let Some(why) = self.changed(&found[job], to)? {
+                        let job = view.jobs[job].name.clone();
+                        self.log.waits(vec![Wait { job, to: to_name.clone(), why }]);
+                        return Ok(());
+                    }
                     let decides = Event::Decides {
                         job: view.jobs[job].name.clone(),
                         from: view.places[from].name.clone(),
@@ -255,6 +273,23 @@ impl Daemon<'_> {
         Ok(())
     }
 
+    /// The jobs that go on, the oldest first.
+    fn running(&self) -> Result<Vec<Meta>, Failure> {
+        let mut metas = self.jobs.list()?;
+        let goes_on = |meta: &Meta| matches!(meta.state, State::Running | State::Unsupervised);
+        // Programs that look whether devices are free are over in a moment.
+        metas.retain(|meta| goes_on(meta) && !meta.name.starts_with(child::PROBE));
+        metas.reverse();
+        Ok(metas)
+    }
+
+    /// Why a job is not to move there after all: it is not what was decided about, or somebody has
+    /// come there.
+    fn changed(&self, found: &Found, to: usize) -> Result<Option<String>, Failure> {
+        let Some(to) = self.places.iter().nth(to) else { return Ok(None) };
+        Ok(change(&self.running()?, &found.meta, found.by, to))
+    }
+
     /// That job, if it is to be looked after.
     fn find(&self, meta: &Meta) -> Option<Found> {
         let name: JobName = meta.name.parse().ok()?;
@@ -262,25 +297,21 @@ impl Daemon<'_> {
         if !asked || meta.state != State::Running {
             return None;
         }
-        let (by, at) = (Supervisor::of(&self.jobs, &name)?, self.places.find(&meta.gpu)?);
+        let (by, at) = (Supervisor::of_meta(meta)?, self.places.find(&meta.gpu)?);
         Some(Found { name, by, at, meta: meta.clone() })
     }
 
     fn view(&mut self, metas: &[Meta], found: &[Found], now: Duration) -> View {
         let log = &mut self.log;
         let reading = self.errors.read(|why| log.tell(&Event::Lacks { why: why.to_owned() }));
-        let place = |(at, spec): (usize, &GpuSpec)| {
-            let is_there = |meta: &&Meta| {
-                meta.gpu.parse::<GpuSpec>().is_ok_and(|gpu| places::overlap(&gpu, spec))
-            };
-            PlaceView {
-                name: spec.to_string(),
-                near: places::is_near(spec),
-                devices: places::count(spec),
-                taken: metas.iter().find(is_there).map(|meta| meta.name.clone()),
-                errors: self.errors.of(at, spec, &reading),
-                free: self.memory.free(at, now),
-            }
+        let place = |(at, spec): (usize, &GpuSpec)| PlaceView {
+            name: spec.to_string(),
+            near: places::is_near(spec),
+            bound: places::is_bound(spec),
+            devices: places::count(spec),
+            taken: at_place(metas, spec),
+            errors: self.errors.of(at, spec, &reading),
+            free: self.memory.free(at, now),
         };
         let job = |job: &Found| {
             let expected = self.gains.of(&job.meta.command, self.places.iter());
@@ -317,7 +348,7 @@ impl Daemon<'_> {
         let job = found.meta.name.clone();
         if self.args.dry_run {
             let now = self.now();
-            return self.memory.moved(&job, &found.meta.gpu, now);
+            return self.memory.would(&job, to, now);
         }
         // Who reads the job's log finds why it has moved.
         let who = format!("kedge balance[{}]", std::process::id());
@@ -366,6 +397,56 @@ impl Daemon<'_> {
             or_stay: self.args.max_pause.is_some(),
             rate: self.args.rate.map(|rate| rate.0),
             check: false,
+        }
+    }
+}
+
+/// A job that has devices there.
+fn at_place(metas: &[Meta], place: &GpuSpec) -> Option<String> {
+    let is_there =
+        |meta: &&Meta| meta.gpu.parse::<GpuSpec>().is_ok_and(|gpu| places::overlap(&gpu, place));
+    metas.iter().find(is_there).map(|meta| meta.name.clone())
+}
+
+/// What keeps a job, as it was once, from moving among the jobs that there are now.
+fn change(now: &[Meta], job: &Meta, by: Supervisor, to: &GpuSpec) -> Option<String> {
+    let same = |meta: &Meta| {
+        meta.name == job.name && meta.gpu == job.gpu && Supervisor::of_meta(meta) == Some(by)
+    };
+    if !now.iter().any(same) {
+        return Some("it has moved or ended meanwhile".to_owned());
+    }
+    at_place(now, to).map(|other| format!("the job {other} is there"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_has_changed_meanwhile_is_not_moved() {
+        let meta = |name: &str, supervisor: u32, gpu: &str, state: &str| -> Meta {
+            let meta = serde_json::json!({
+                "name": name, "supervisor": supervisor, "pid": null, "command": [], "gpu": gpu,
+                "started": 0, "ended": null, "state": state,
+            });
+            serde_json::from_value(meta).expect("a job")
+        };
+        let this = std::process::id();
+        let job = meta("j", this, "far/0", "running");
+        let by = Supervisor::of_meta(&job).expect("it runs");
+        let to = "local:0".parse().expect("a place");
+        let changed = Some("it has moved or ended meanwhile");
+        for (now, said) in [
+            (vec![job.clone()], None),
+            (vec![job.clone(), meta("k", this, "local:1", "running")], None),
+            (vec![job.clone(), meta("k", this, "local", "running")], Some("the job k is there")),
+            (vec![], changed),
+            (vec![meta("j", this, "far/1", "running")], changed),
+            (vec![meta("j", 1, "far/0", "running")], changed),
+            (vec![meta("k", this, "far/0", "running")], changed),
+        ] {
+            assert_eq!(change(&now, &job, by, &to).as_deref(), said, "{now:?}");
         }
     }
 }

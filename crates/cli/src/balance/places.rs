@@ -47,6 +47,11 @@ pub(super) fn is_near(spec: &GpuSpec) -> bool {
     matches!(spec, GpuSpec::Soft { .. } | GpuSpec::Local { .. })
 }
 
+/// Whether no job moves between them and a server's devices, as `kedge migrate` has it.
+pub(super) fn is_bound(spec: &GpuSpec) -> bool {
+    matches!(spec, GpuSpec::Local { .. } | GpuSpec::Soft { apart: true, .. })
+}
+
 /// How many devices that names, where it tells.
 pub(super) fn count(spec: &GpuSpec) -> Option<usize> {
     match spec {

@@ -1,6 +1,8 @@
 //! What a user has one of on a host, at most.
 
-use super::{JobError, Jobs, io_error, try_lock};
+use super::{JobError, Jobs, io_error, lock_soon};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +17,7 @@ impl Jobs {
     /// file is open: until its process ends, however it ends.
     ///
     /// # Errors
-    /// Another one has it; the file cannot be made.
+    /// Another one has it, which is not about to end; the file cannot be made or locked.
     pub fn only_balance(&self) -> Result<File, JobError> {
         let path = self.dir.with_file_name(BALANCE);
         let mut options = OpenOptions::new();
@@ -23,12 +25,18 @@ impl Jobs {
         // No FIFO is waited for, and no link followed.
         let options = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let mut file = options.open(&path).map_err(io_error(&path))?;
-        if !try_lock(&file) {
+        // One that was killed may not be gone yet.
+        let locked = match lock_soon(&file) {
+            true => Ok(()),
+            false => flock(&file, FlockOperation::NonBlockingLockExclusive),
+        };
+        if locked == Err(Errno::WOULDBLOCK) {
             let mut text = String::new();
             let read = Read::by_ref(&mut file).take(LONGEST).read_to_string(&mut text);
             let pid = read.ok().and_then(|_| text.trim().parse().ok());
             return Err(JobError::Balances { pid });
         }
+        locked.map_err(|error| io_error(&path)(error.into()))?;
         let note = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         note.map_err(io_error(&path))?;
         Ok(file)
