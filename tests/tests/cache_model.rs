@@ -5,6 +5,7 @@
 
 use kedge_tests::cached::Cached;
 use kedge_tests::random::Dice;
+use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -12,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 const STEPS: u64 = 1500;
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "x/a", "x/b", "y/a", "y/b"];
-/// No file becomes longer.
+/// Files become no longer than that, or where whole parts are to move to a device.
 const LONGEST: u64 = 1 << 20;
+const LONGEST_OF_DEVICE: u64 = 12 << 20;
 
 fn name(dice: &mut Dice) -> &'static str {
     NAMES[dice.below(NAMES.len() as u64) as usize]
@@ -36,6 +38,7 @@ struct Twins<'a> {
     plain: PathBuf,
     open: Vec<Pair>,
     dice: Dice,
+    longest: u64,
 }
 
 /// The results are the same; of errors, the kernel's number.
@@ -89,15 +92,15 @@ impl Twins<'_> {
         }
         let kind = self.dice.below(8);
         let index = self.dice.below(self.open.len() as u64) as usize;
-        let offset = self.dice.below(LONGEST);
-        let longest = if self.dice.below(4) == 0 { 300_000 } else { 5000 };
+        let offset = self.dice.below(self.longest);
+        let longest = if self.dice.below(4) == 0 { self.longest * 3 / 10 } else { 5000 };
         let length = self.dice.below(longest) + 1;
         let bytes = bytes(&mut self.dice, length);
         let pair = &mut self.open[index];
         match kind {
             0..4 if pair.writes => {
                 let (cached, plain) = (&mut pair.cached, &mut pair.plain);
-                if kind == 0 && plain.metadata().expect("open").len() < LONGEST {
+                if kind == 0 && plain.metadata().expect("open").len() < self.longest {
                     same("write", cached.write_all(&bytes), plain.write_all(&bytes));
                 } else {
                     let (a, b) =
@@ -134,7 +137,7 @@ impl Twins<'_> {
                 Ok((meta.len(), meta.permissions(), meta.file_type().is_dir()))
             }),
             9 => {
-                let pass = self.dice.below(LONGEST);
+                let pass = self.dice.below(self.longest);
                 self.both("truncate", |dir| {
                     OpenOptions::new().write(true).open(dir.join(one))?.set_len(pass)
                 });
@@ -176,19 +179,23 @@ fn steps() -> u64 {
 /// Runs the steps; every so many, `pause` is called with all files closed.
 fn run(name: &str, options: &[&str], every: u64, pause: impl Fn(&Cached)) {
     let Some(cached) = Cached::start(name, options) else { return };
+    run_in(&cached, (steps(), LONGEST), every, pause);
+}
+
+fn run_in(cached: &Cached, (steps, longest): (u64, u64), every: u64, pause: impl Fn(&Cached)) {
     let dice = Dice::of_environment("KEDGE_CACHE_SEED");
     let plain = cached.world.0.join("plain");
     for dir in [&plain, &cached.under] {
         fs::create_dir_all(dir.join("x")).expect("a folder");
         fs::create_dir_all(dir.join("y")).expect("a folder");
     }
-    let mut twins = Twins { cached: &cached, plain, open: Vec::new(), dice };
-    for step in 1..=steps() {
+    let mut twins = Twins { cached, plain, open: Vec::new(), dice, longest };
+    for step in 1..=steps {
         twins.step();
         if step % every == 0 {
             twins.open.clear();
             twins.compare(&cached.under);
-            pause(&cached);
+            pause(cached);
             twins.compare(&cached.under);
         }
     }
@@ -225,4 +232,20 @@ fn killed_daemons_lose_nothing() {
         cached.kill();
         cached.begin();
     });
+}
+
+#[test]
+fn what_moves_to_a_device_is_the_same_also_after_kills() {
+    let options = ["--tier", "ram:24M", "--tier", "gpu:64M", "--gpu", "soft", "--host-free", "64M"];
+    let Some(mut cached) = Cached::new("cmodel5", &options) else { return };
+    // What is held is not drained at once, and so moves.
+    cached.fault = Some(format!("slow={}", 32 << 20));
+    cached.begin();
+    let moved = Cell::new(0);
+    run_in(&cached, (steps().min(300), LONGEST_OF_DEVICE), 50, |cached| {
+        moved.set(moved.get() + cached.count("moved"));
+        cached.kill();
+        cached.begin();
+    });
+    assert!(moved.get() > 0, "nothing moved");
 }

@@ -10,6 +10,8 @@ pub struct Room {
     pub limit: u64,
     /// Bytes that it holds, or has promised to a write.
     pub used: u64,
+    /// Whether no write takes from it: what others hold moves there.
+    pub behind: bool,
 }
 
 /// The limits of all tiers and users.
@@ -21,6 +23,8 @@ pub struct Limits {
     users: HashMap<u32, u64>,
     /// Of how many parts that is.
     parts: HashMap<u32, usize>,
+    /// Whether something has moved to a tier behind others of late.
+    moves: bool,
 }
 
 /// Parts that one user's files may be of. Each takes memory of the daemon and of journals, which a
@@ -30,8 +34,18 @@ const MOST_PARTS: usize = 1 << 20;
 impl Limits {
     /// Limits of tiers in the order in which they are filled.
     pub fn new(limits: &[u64], per_user: Option<u64>) -> Limits {
-        let rooms = limits.iter().map(|&limit| Room { limit, used: 0 }).collect();
-        Limits { rooms, per_user, users: HashMap::new(), parts: HashMap::new() }
+        let rooms = limits.iter().map(|&limit| Room { limit, ..Room::default() }).collect();
+        Limits { rooms, per_user, ..Limits::default() }
+    }
+
+    /// Has no write take from a tier: it lies behind the others.
+    pub fn put_behind(&mut self, tier: TierIndex) {
+        self.rooms[tier].behind = true;
+    }
+
+    /// Notes whether something has moved to a tier behind others since the last look.
+    pub fn note_moves(&mut self, moves: bool) {
+        self.moves = moves;
     }
 
     /// Returns the tiers' rooms.
@@ -55,7 +69,8 @@ impl Limits {
         if self.per_user.is_some_and(|most| held + bytes > most) {
             return None;
         }
-        let tier = self.rooms.iter().position(|room| room.used + bytes <= room.limit)?;
+        let fits = |room: &Room| !room.behind && room.used + bytes <= room.limit;
+        let tier = self.rooms.iter().position(fits)?;
         self.hold(tier, user, bytes);
         Some(tier)
     }
@@ -93,10 +108,12 @@ impl Limits {
         }
     }
 
-    /// Returns how full the tiers are together, in percent.
+    /// Returns how full the tiers are together, in percent. One behind others counts only if
+    /// something moves there: one that is empty helps nobody whose parts are too small to move.
     pub fn percent(&self) -> u64 {
-        let limit: u64 = self.rooms.iter().map(|room| room.limit).sum();
-        let used: u64 = self.rooms.iter().map(|room| room.used).sum();
+        let counts = |room: &&Room| !room.behind || self.moves;
+        let limit: u64 = self.rooms.iter().filter(counts).map(|room| room.limit).sum();
+        let used: u64 = self.rooms.iter().filter(counts).map(|room| room.used).sum();
         if limit == 0 { 100 } else { (used * 100).div_ceil(limit) }
     }
 }
@@ -186,6 +203,18 @@ mod tests {
         limits.give_back(0, 1, 10);
         assert_eq!(limits.take(1, 10), Some(0));
         assert_eq!(limits.percent(), 60);
+    }
+
+    #[test]
+    fn no_write_takes_of_a_tier_behind_others() {
+        let mut limits = Limits::new(&[100, 10], None);
+        limits.put_behind(0);
+        assert_eq!(limits.take(1, 8), Some(1));
+        assert_eq!((limits.take(1, 8), limits.percent()), (None, 80));
+        limits.note_moves(true);
+        assert_eq!(limits.percent(), 8, "there is room to move to");
+        limits.hold(0, 1, 100);
+        assert_eq!(limits.percent(), 99);
     }
 
     #[test]

@@ -3,18 +3,22 @@
 use crate::CacheError;
 use crate::below::{self, Below};
 use crate::control::Stuck;
+use crate::device::Device;
 use crate::engine::{Engine, Lost, Unclaimed};
-use crate::extents::TIERS;
+use crate::extents::{TIERS, TierIndex};
 use crate::file::{CachedFile, Keeping};
-use crate::journal::{self, Held};
-use crate::spec::Spec;
+use crate::journal::{self, Held, Replay};
+use crate::ranges::RangeMap;
+use crate::shadow::{Shadow, part_of};
+use crate::spec::{Medium, Spec};
 use crate::tier::{Tier, lock};
+use kedge_holder::PART;
 use rustix::fs::{FileType, OFlags};
 use serde::Serialize;
 use std::collections::hash_map::RandomState;
-use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,16 +34,35 @@ pub struct Recovered {
     pub stuck: Vec<Stuck>,
     /// Files whose data was given up.
     pub discarded: Vec<Stuck>,
+    /// Files of which a device has lost data.
+    pub lost: Vec<Stuck>,
 }
 
 /// Opens the tiers and takes over what they hold.
 pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
+    let mut device = None;
+    open_with(spec, &mut device).inspect_err(|_| {
+        // A holder that was started for nothing would stay.
+        if let Some(device) = device.filter(|device| device.is_new()) {
+            device.end();
+        }
+    })
+}
+
+/// The same; `new` is the device that was opened.
+fn open_with(spec: Spec, new: &mut Option<Arc<Device>>) -> Result<Engine, CacheError> {
     let under = spec.under.clone();
     let below =
         Below::open(&under).map_err(|error| CacheError::io("cannot open", &under, error))?;
-    let (mut tiers, mut replays) = (Vec::new(), Vec::new());
+    let (mut tiers, mut replays, mut lost) = (Vec::new(), Vec::new(), None);
     for tier in &spec.tiers {
-        let (tier, replay) = Tier::open(tier, &under)?;
+        let bytes = tier.bytes;
+        let (mut tier, mut replay) = Tier::open(tier, &under)?;
+        if tier.is_behind() {
+            let gone = tier.open_device(spec.device.as_ref(), bytes, &mut replay)?;
+            new.clone_from(&tier.device);
+            lost = Some((tiers.len(), gone));
+        }
         tiers.push(tier);
         replays.push(replay);
     }
@@ -48,6 +71,7 @@ pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
     // both are recovered at once, the later one's bytes are newer.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let last = last.max(u64::try_from(now).unwrap_or(0));
+    let lost = lost.map_or(Vec::new(), |(tier, gone)| lost_with(tier, gone, &replays, &tiers));
     let held = journal::merge(replays);
     for held in &held {
         join_shadows(&tiers, held)?;
@@ -70,10 +94,15 @@ pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
         }
     }
     engine.unclaimed = unclaimed;
+    keep_places(&engine);
+    for (held, parts) in lost {
+        tell_lost(&engine, &held, parts);
+    }
     let failed = |error| CacheError::io("cannot write the journals of", &under, error);
     engine.rewrite_journals().map_err(failed)?;
     for tier in &engine.tiers {
         tier.mark_boot().map_err(failed)?;
+        tier.mark_holder().map_err(failed)?;
         let files = lock(&engine.files);
         let keeps = |file: u64| {
             files.by_number.contains_key(&file)
@@ -100,6 +129,86 @@ fn join_shadows(tiers: &[Tier], held: &Held) -> Result<(), CacheError> {
             .map_err(|error| CacheError::io("cannot take over what is in", &tier.folder, error))?;
     }
     Ok(())
+}
+
+/// Returns what was lost with a holder that is gone, whose journal said `gone`: of each file what
+/// nothing else has, in bytes. What host memory has is as new: the record that frees it there comes
+/// after the one that moved it.
+fn lost_with(
+    tier: TierIndex,
+    gone: Replay,
+    left: &[Replay],
+    tiers: &[Tier],
+) -> Vec<(Held, RangeMap<()>)> {
+    if gone.files.is_empty() {
+        return Vec::new();
+    }
+    let mut all = left.to_vec();
+    all[tier] = gone;
+    let left = journal::merge(left.to_vec());
+    let lost = journal::merge(all).into_iter().filter_map(|held| {
+        let mut parts = RangeMap::default();
+        for (range, _) in held.parts.iter().filter(|(_, other)| *other == tier) {
+            parts.insert(range, ());
+        }
+        for other in left.iter().filter(|other| other.file == held.file) {
+            let memory = |tier: &TierIndex| tiers[*tier].medium == Medium::Ram;
+            for (range, _) in other.parts.iter().filter(|(_, tier)| memory(tier)) {
+                parts.remove(range);
+            }
+        }
+        (!parts.is_empty()).then_some((held, parts))
+    });
+    lost.collect()
+}
+
+/// Names a file of which a device has lost bytes; whoever uses it next is told.
+fn tell_lost(engine: &Engine, held: &Held, parts: RangeMap<()>) {
+    engine.note_broken(&held.identity.path, parts.total());
+    let Ok(node) = find(&engine.below, held, true) else { return };
+    let Ok(stat) = below::stat(&node) else { return };
+    let key = (stat.st_dev, stat.st_ino);
+    let file = engine.known(key).unwrap_or_else(|| {
+        engine.adopt(CachedFile::new(held.file, key, Arc::new(node), held.identity.user))
+    });
+    file.lock().broken = parts;
+}
+
+/// Has the places of what is nobody's stay what they are.
+fn keep_places(engine: &Engine) {
+    let Some((behind, device)) = engine.device() else { return };
+    for Unclaimed { held, .. } in &engine.unclaimed {
+        let parts = held.parts.iter().filter(|(_, tier)| *tier == behind);
+        for start in parts.flat_map(|(range, _)| starts_of(range)) {
+            let place = held.places.get(&start).and_then(|number| device.adopt(*number));
+            if let Some(place) = place {
+                place.keep();
+            }
+        }
+    }
+}
+
+/// Returns where the parts begin that `range` touches.
+fn starts_of(range: Range<u64>) -> impl Iterator<Item = u64> {
+    (part_of(range.start).start..range.end).step_by(PART as usize)
+}
+
+/// Returns whether a tier has the bytes of `range`; places of a device are taken.
+fn has_bytes(tier: &Tier, shadow: &Shadow, held: &Held, range: Range<u64>) -> io::Result<bool> {
+    if let Some(file) = shadow.file() {
+        return Ok(file.metadata()?.len() >= range.end);
+    }
+    for start in starts_of(range) {
+        if shadow.place_of(start).is_some() {
+            continue;
+        }
+        let number = held.places.get(&start).zip(tier.device.as_ref());
+        let Some(place) = number.and_then(|(number, device)| device.adopt(*number)) else {
+            return Ok(false);
+        };
+        shadow.place(start, place);
+    }
+    Ok(true)
 }
 
 /// Takes files over, and returns those that cannot be.
@@ -191,13 +300,13 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
         Ok(node) => node,
         Err(lost) => return Ok(Err(lost)),
     };
-    let mut shadows: [Option<Arc<File>>; TIERS] = Default::default();
+    let mut shadows: [Option<Shadow>; TIERS] = Default::default();
     for (range, tier) in held.parts.iter() {
         let shadow = match &mut shadows[tier] {
             Some(shadow) => shadow,
-            none => none.insert(Arc::new(engine.tiers[tier].shadow(held.file)?)),
+            none => none.insert(engine.tiers[tier].shadow(held.file)?),
         };
-        if shadow.metadata()?.len() < range.end {
+        if !has_bytes(&engine.tiers[tier], shadow, held, range)? {
             return Ok(Err(kept("its tier lacks bytes that the journal promises")));
         }
     }
@@ -214,6 +323,7 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
     state.shadows = shadows;
     // The journals do not say what the last daemon was asked for.
     state.keeping = Keeping::Synced;
+    state.stays = true;
     for (range, tier) in held.parts.iter() {
         let taken = state.extents.write(range, tier).taken;
         engine.desk().limits.hold(tier, file.user, taken);
@@ -237,6 +347,10 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
             let state = file.lock();
             (state.extents.unwritten(), state.path.clone(), state.below.clone())
         };
+        if bytes == 0 {
+            // Of such a one, all that was held is lost.
+            continue;
+        }
         let synced = below.ok_or(io::Error::from(io::ErrorKind::NotFound));
         let result = engine.drain_file(&file).and_then(|()| synced?.sync_all());
         match result {
@@ -250,6 +364,7 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
             }
         }
     }
+    recovered.lost.clone_from(&lock(&engine.broken).named);
     recovered.stuck.extend(engine.unclaimed.iter().map(|lost| engine.unclaimed_file(lost)));
     recovered
 }

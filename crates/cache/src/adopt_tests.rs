@@ -19,7 +19,13 @@ fn held(scratch: &Scratch, below: &Below, name: &str) -> Held {
     let birth = below::birth(&below.find(name.as_bytes()).expect("a file"));
     let (device, inode, user) = (meta.dev(), meta.ino(), meta.uid());
     let identity = Identity { device, inode, user, birth, path: name.into() };
-    Held { file: 1, identity, parts: RangeMap::default(), others: Vec::new() }
+    Held {
+        file: 1,
+        identity,
+        parts: RangeMap::default(),
+        others: Vec::new(),
+        places: Default::default(),
+    }
 }
 
 #[test]
@@ -104,7 +110,7 @@ fn a_shadow_that_lacks_bytes_is_told_and_not_drained() {
     let number = engine.known(key_of(&scratch.below("a"))).expect("known").number;
     let shadow = engine.tiers[0].shadow(number).expect("a shadow");
     drop(engine);
-    shadow.set_len(4096).expect("a shadow");
+    shadow.file().expect("a file").set_len(4096).expect("a shadow");
     let recovered = drain(&scratch.engine(&RAM, Fsync::Memory));
     assert!(recovered.stuck[0].why.contains("lacks bytes"), "{recovered:?}");
     assert_eq!(fs::metadata(scratch.below("a")).expect("there").len(), 0);

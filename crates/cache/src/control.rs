@@ -95,6 +95,9 @@ pub struct Status {
     pub through: u64,
     /// Bytes that were drained.
     pub drained: u64,
+    /// Bytes that moved from host memory to a device.
+    #[serde(default)]
+    pub moved: u64,
     /// Writes that had to wait for room.
     pub waited: u64,
     /// Files that cannot be drained, or were not found again: the first of them.
@@ -123,6 +126,10 @@ impl Engine {
             }
         }
         stuck_files += self.unclaimed.len() as u64;
+        let broken = lock(&self.broken);
+        stuck_files += broken.files;
+        stuck.extend(broken.named.iter().cloned());
+        drop(broken);
         let unclaimed = self.unclaimed.iter().take(NAMED);
         stuck.extend(unclaimed.map(|lost| self.unclaimed_file(lost)));
         let desk = self.desk();
@@ -150,6 +157,7 @@ impl Engine {
             absorbed: count(&self.counters.absorbed),
             through: count(&self.counters.through),
             drained: count(&self.counters.drained),
+            moved: count(&self.counters.moved),
             waited: count(&self.counters.waited),
             stuck,
             stuck_files,
@@ -163,7 +171,10 @@ impl Engine {
             .iter()
             .enumerate()
             .filter(|(index, _)| held.parts.iter().any(|(_, tier)| tier == *index))
-            .map(|(_, tier)| format!("{}/{:016x}", tier.folder.display(), held.file))
+            .map(|(_, tier)| match tier.is_behind() {
+                true => "a device's memory".to_owned(),
+                false => format!("{}/{:016x}", tier.folder.display(), held.file),
+            })
             .collect();
         let why = format!("{}; kept in {}", lost.why, tiers.join(", "));
         let path = String::from_utf8_lossy(&held.identity.path).into_owned();

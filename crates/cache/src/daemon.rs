@@ -7,9 +7,10 @@ use crate::engine::{Engine, Unclaimed};
 use crate::faults::Faults;
 use crate::home;
 use crate::mount::Mount;
+use crate::moves::{self, MOVERS};
 use crate::nodes::Nodes;
 use crate::spec::{Medium, Spec, memory_home};
-use crate::tier::make_home;
+use crate::tier::{lock, make_home};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::mount::UnmountFlags;
@@ -108,8 +109,11 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     signals.thread_block().map_err(|error| CacheError::io("cannot wait at", &spec.under, error))?;
     home::save(&spec)?;
     let engine = Arc::new(adopt::open(spec)?);
-    let listener = listen(&engine.spec.under)?;
-    let (session, nodes) = mount(&engine, descriptors)?;
+    lock(&engine.broken).named.iter().for_each(moves::tell);
+    let mounted = listen(&engine.spec.under)
+        .and_then(|listener| Ok((listener, mount(&engine, descriptors)?)))
+        .inspect_err(|_| end_new_holder(&engine));
+    let (listener, (session, nodes)) = mounted?;
     let (sender, events) = mpsc::channel();
     start_forgetting(&engine, nodes, session.notifier(), descriptors)?;
     start_waiting(&engine, signals, sender.clone())?;
@@ -146,6 +150,13 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
         let _ = control::write_line(&mut stream, &answer);
     }
     result
+}
+
+/// Ends a holder that was started just now: it has nothing, and nobody would look for it.
+fn end_new_holder(engine: &Engine) {
+    if engine.device().is_some_and(|(_, device)| device.is_new()) {
+        engine.end_holder();
+    }
 }
 
 /// Has the daemon have as many descriptors as it may, `most` at most, and returns how many.
@@ -244,7 +255,7 @@ fn unmount_for_good(engine: &Arc<Engine>) {
 
 /// Checks that the tiers' file systems are as large as the tiers may become.
 fn check_room(spec: &Spec) -> Result<(), CacheError> {
-    for tier in &spec.tiers {
+    for tier in spec.tiers.iter().filter(|tier| tier.medium != Medium::Gpu) {
         let stat = rustix::fs::statvfs(&tier.folder)
             .map_err(|error| CacheError::io("cannot use the tier's folder", &tier.folder, error))?;
         let all = stat.f_blocks.saturating_mul(stat.f_frsize);
@@ -293,6 +304,20 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
     for _ in 0..engine.spec.drain_threads.max(1) {
         let engine = engine.clone();
         workers.push(start("drain", move || engine.drain_forever())?);
+    }
+    if engine.device().is_some() {
+        for _ in 0..MOVERS {
+            let engine = engine.clone();
+            workers.push(start("move", move || engine.move_forever())?);
+        }
+        let engine = engine.clone();
+        workers.push(start("device", move || {
+            let mut moved = 0;
+            while !engine.desk().stopped {
+                thread::sleep(TICK);
+                engine.watch_device(&mut moved);
+            }
+        })?);
     }
     let engine = engine.clone();
     let watch = start("watch", move || {
@@ -413,6 +438,7 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
     if !engine.unclaimed.is_empty() {
         return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
     }
+    engine.end_holder();
     home::remove(&engine.spec);
     Ok(())
 }
@@ -437,7 +463,8 @@ pub fn recover(
         home::remove_one(&memory);
         return Ok(Recovered::default());
     };
-    let spec = home::with_disks(Spec { under: under.to_owned(), ..spec }, disks)?;
+    // A holder that is gone is not started anew: it would have nothing.
+    let spec = home::with_disks(Spec { under: under.to_owned(), device: None, ..spec }, disks)?;
     let _locks = home::take_others(&spec)?;
     raise_limits(DESCRIPTORS);
     let engine = Arc::new(adopt::open_to_recover(spec)?);
@@ -448,6 +475,7 @@ pub fn recover(
         recovered.discarded = std::mem::take(&mut recovered.stuck);
     }
     if recovered.stuck.is_empty() {
+        engine.end_holder();
         home::remove(&engine.spec);
     }
     Ok(recovered)

@@ -7,6 +7,7 @@ use crate::extents::{Flight, TierIndex};
 use crate::faults::Point;
 use crate::file::{CachedFile, Handle, Keeping, State, Trouble};
 use crate::journal::Record;
+use crate::shadow::Shadow;
 use crate::spec::{Fsync, Medium};
 use crate::tier::lock;
 use rustix::fs::{Timespec, Timestamps};
@@ -100,7 +101,8 @@ impl Engine {
         state.departs();
         file.notify();
         let Some(flight) = state.extents.take(from, part, ALIGN) else { return Ok(None) };
-        let (shadow, below) = (state.shadows[flight.tier].clone(), state.below.clone());
+        let shadow = state.shadows[flight.tier].as_ref().map(|shadow| shadow.pin(&flight.range));
+        let below = state.below.clone();
         let sync = self.must_sync(&state, flight.tier);
         self.counters.drains.fetch_add(1, Ordering::Relaxed);
         drop(state);
@@ -125,7 +127,7 @@ impl Engine {
         &self,
         file: &CachedFile,
         flight: &Flight,
-        shadow: &File,
+        shadow: &Shadow,
         below: &File,
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
@@ -262,11 +264,12 @@ impl Engine {
     /// Makes a file as durable as the policy says.
     pub(crate) fn fsync(self: &Arc<Engine>, handle: &Handle) -> io::Result<()> {
         let file = &handle.file;
+        file.lock().tell_broken_once()?;
         match self.spec.fsync {
-            Fsync::Memory => match file.lock().trouble {
-                Some(trouble) => Err(io::Error::from_raw_os_error(trouble.errno)),
-                None => Ok(()),
-            },
+            Fsync::Memory => {
+                self.stay_in_memory(file)?;
+                file.lock().tell_trouble()
+            }
             // The error of a sync is among what was lost, which each descriptor is told.
             Fsync::Nvme | Fsync::Drain => self.persist(file, &handle.below, &|_| {
                 handle.untold_loss(&file.lock()).map_or(Ok(()), Err)
@@ -336,7 +339,9 @@ impl Engine {
         let Some(disk) = self.tiers.iter().position(|tier| tier.is_durable()) else {
             return Ok(false);
         };
-        if !self.move_all(file, disk)? {
+        // Nothing moves on to a device meanwhile.
+        file.lock().stays = true;
+        if !self.bring_back(file, disk)? || !self.move_all(file, disk)? {
             return Ok(false);
         }
         let (failed, below, shadow, last) = file.at_rest(&self.world, 0..u64::MAX, |state| {
@@ -345,6 +350,7 @@ impl Engine {
             let below = state.below.clone().unwrap_or_else(|| opened.clone());
             // What is written from now on is not of this sync.
             let shadow = state.shadows[disk].clone();
+            let shadow = shadow.and_then(|shadow| shadow.file().cloned());
             (elsewhere && state.trouble.is_some(), below, shadow, self.last_record())
         });
         if failed {

@@ -2,18 +2,19 @@
 
 use crate::admission::{Limits, Waiting};
 use crate::below::{self, Below};
+use crate::control::Stuck;
 use crate::copies::Copies;
 use crate::extents::{Flight, Freed, TierIndex};
 use crate::faults::{Faults, Point};
 use crate::file::{CachedFile, Key, State};
-use crate::journal::{Held, Identity, Record};
+use crate::journal::{Held, Identity, Places, Record};
 use crate::order::{Millis, Order, Pace};
 use crate::pool::Pool;
+use crate::shadow::{Shadow, part_of};
 use crate::spec::Spec;
-use crate::tier::{self, Tier, lock};
+use crate::tier::{Tier, lock};
 use crate::write::Waiter;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -55,6 +56,14 @@ pub(crate) struct Lost {
     pub(crate) gone: bool,
 }
 
+/// Files of which a device has lost bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Broken {
+    /// The first of them.
+    pub(crate) named: Vec<Stuck>,
+    pub(crate) files: u64,
+}
+
 /// Counters, since the daemon started.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -63,6 +72,7 @@ pub(crate) struct Counters {
     pub(crate) drained: AtomicU64,
     pub(crate) drains: AtomicU64,
     pub(crate) waited: AtomicU64,
+    pub(crate) moved: AtomicU64,
 }
 
 impl Counters {
@@ -86,6 +96,8 @@ pub(crate) struct Engine {
     pub(crate) work: Condvar,
     /// What was found, and whose file was not.
     pub(crate) unclaimed: Vec<Unclaimed>,
+    /// What a device has lost, since the daemon started.
+    pub(crate) broken: Mutex<Broken>,
     pub(crate) counters: Counters,
     pub(crate) faults: Faults,
     /// Whether the daemon was asked to stop.
@@ -110,9 +122,14 @@ impl Engine {
         last: u64,
         number: u64,
     ) -> Engine {
-        let limits: Vec<u64> = spec.tiers.iter().map(|tier| tier.bytes).collect();
+        let sizes: Vec<u64> = spec.tiers.iter().map(|tier| tier.bytes).collect();
+        let mut limits = Limits::new(&sizes, spec.per_user);
+        for (index, tier) in tiers.iter().enumerate().filter(|(_, tier)| tier.is_behind()) {
+            limits.put_behind(index);
+            limits.set_limit(index, tier.device.as_ref().map_or(0, |device| device.bytes()));
+        }
         let desk = Desk {
-            limits: Limits::new(&limits, spec.per_user),
+            limits,
             waiting: Waiting::default(),
             order: Order::new(Pace::default()),
             stopped: false,
@@ -126,6 +143,7 @@ impl Engine {
             desk: Mutex::new(desk),
             work: Condvar::new(),
             unclaimed: Vec::new(),
+            broken: Mutex::default(),
             counters: Counters::default(),
             faults: Faults::of_environment(),
             stopping: AtomicBool::new(false),
@@ -197,7 +215,7 @@ impl Engine {
         let _world = self.world.read();
         // Its state is not waited for under the lock of all files.
         let mut state = file.lock();
-        if file.is_open() || !state.extents.is_clean() {
+        if file.is_open() || !state.extents.is_clean() || !state.broken.is_empty() {
             return;
         }
         let mut files = lock(&self.files);
@@ -211,8 +229,10 @@ impl Engine {
         files.by_key.remove(&file.key);
         drop(files);
         for (index, tier) in self.tiers.iter().enumerate() {
-            if state.shadows[index].take().is_some() {
-                self.note_freed(index, &Record::Drop(file.number));
+            if let Some(shadow) = state.shadows[index].take() {
+                if !self.note_freed(index, &Record::Drop(file.number)) {
+                    shadow.keep_places();
+                }
                 // What the journal still promises must be there until the disk knows better.
                 if state.uncut.is_empty() || tier.sync().is_ok() {
                     tier.remove_shadow(file.number);
@@ -227,7 +247,7 @@ impl Engine {
         file: &CachedFile,
         state: &mut State,
         tier: TierIndex,
-    ) -> io::Result<Arc<File>> {
+    ) -> io::Result<Shadow> {
         if let Some(shadow) = &state.shadows[tier] {
             return Ok(shadow.clone());
         }
@@ -239,7 +259,7 @@ impl Engine {
             state.owner = below::stat(&file.node)?.st_uid;
             state.birth = below::birth(&file.node);
         }
-        let shadow = Arc::new(self.tiers[tier].shadow(file.number)?);
+        let shadow = self.tiers[tier].shadow(file.number)?;
         self.note(tier, &Record::File(file.number, identity(file, state)))?;
         // A daemon that is killed leaves nothing of a file that no name leads to.
         if let Some(end) = self.end_of_name(file, state, tier) {
@@ -296,7 +316,7 @@ impl Engine {
         for blocks in freed {
             // Where the journal still says that they are held, they must be what they were.
             if let Some(shadow) = state.shadows[blocks.tier].as_ref().filter(|_| noted) {
-                tier::punch(shadow, blocks);
+                shadow.give_back(blocks, |part| state.extents.holds(blocks.tier, part));
             }
         }
     }
@@ -312,6 +332,7 @@ impl Engine {
         state.promised = unwritten;
         if state.extents.is_clean() {
             state.trouble = None;
+            state.stays = false;
             file.troubled.store(false, Ordering::Relaxed);
         }
         let dirty = if state.extents.is_dirty() { unwritten } else { 0 };
@@ -331,14 +352,41 @@ impl Engine {
         file: u64,
         identity: &Identity,
         parts: Vec<Range<u64>>,
+        places: Option<&Places>,
     ) {
         records.push((self.next_record(), Record::File(file, identity.clone())));
         for part in parts {
-            let record = Record::Write(file, part.start, part.end - part.start);
-            records.push((self.next_record(), record));
+            match places {
+                None => {
+                    let record = Record::Write(file, part.start, part.end - part.start);
+                    records.push((self.next_record(), record));
+                }
+                Some(places) => self.place_records(records, file, part, places),
+            }
         }
         // The tier's file system is synced before such a journal takes the old one's place.
         records.push((self.next_record(), Record::Commit(file, self.last_record())));
+    }
+
+    /// The same of what lies in places.
+    fn place_records(
+        &self,
+        records: &mut Vec<(u64, Record)>,
+        file: u64,
+        range: Range<u64>,
+        places: &Places,
+    ) {
+        let mut from = range.start;
+        while from < range.end {
+            let part = part_of(from);
+            let end = part.end.min(range.end);
+            // What no place has was refused when it was found.
+            if let Some(place) = places.get(&part.start) {
+                let record = Record::Place(file, from, end - from, *place);
+                records.push((self.next_record(), record));
+            }
+            from = end;
+        }
     }
 
     /// Writes journals anew that have become long.
@@ -379,17 +427,19 @@ impl Engine {
             for Unclaimed { held, .. } in &self.unclaimed {
                 let parts = held.parts.iter().filter(|(_, tier)| *tier == index);
                 let parts = parts.map(|(range, _)| range).collect();
-                self.write_records(&mut records, held.file, &held.identity, parts);
+                let places = tier.is_behind().then_some(&held.places);
+                self.write_records(&mut records, held.file, &held.identity, parts, places);
             }
             for file in &files {
                 let state = file.lock();
-                if state.shadows[index].is_none() {
-                    continue;
-                }
+                let Some(shadow) = &state.shadows[index] else { continue };
                 let end = self.end_of_name(file, &state, index);
                 if !matches!(end, Some(Record::Drop(_))) {
                     let parts = state.extents.needed_of(index);
-                    self.write_records(&mut records, file.number, &identity(file, &state), parts);
+                    let places = tier.is_behind().then(|| shadow.places());
+                    let identity = identity(file, &state);
+                    let places = places.as_ref();
+                    self.write_records(&mut records, file.number, &identity, parts, places);
                 }
                 records.extend(end.map(|end| (self.next_record(), end)));
             }

@@ -44,6 +44,7 @@ impl Scratch {
             per_user: None,
             host_free: 0,
             kernel_gathers: false,
+            device: None,
         }
     }
 

@@ -110,6 +110,39 @@ impl Extents {
         self.held[tier].total()
     }
 
+    /// Returns whether all of `range` is dirty in `tier`.
+    pub fn is_dirty_in(&self, range: &Range<u64>, tier: TierIndex) -> bool {
+        let parts = self.dirty.within(range.clone()).filter(|(_, other)| *other == tier);
+        parts.map(|(part, _)| part.end - part.start).sum::<u64>() == range.end - range.start
+    }
+
+    /// Returns whether `tier` holds blocks of `range`.
+    pub fn holds(&self, tier: TierIndex, range: Range<u64>) -> bool {
+        self.held[tier].within(range).next().is_some()
+    }
+
+    /// Returns whether something is on its way below from `tier`.
+    pub fn flies_from(&self, tier: TierIndex) -> bool {
+        self.flying.iter().any(|(_, other)| other == tier)
+    }
+
+    /// Returns where the last part of `length` bytes begins, at a multiple of that, that is dirty
+    /// in `tier` as a whole, of which nothing flies, and that `free` allows.
+    pub fn last_whole_part(
+        &self,
+        tier: TierIndex,
+        length: u64,
+        free: impl Fn(u64) -> bool,
+    ) -> Option<u64> {
+        let dirty = self.dirty.iter().rev().filter(|(_, other)| *other == tier);
+        dirty
+            .flat_map(|(range, _)| {
+                let (first, end) = (range.start.div_ceil(length), range.end / length);
+                (first..end).rev().map(|part| part * length)
+            })
+            .find(|start| !self.flies(*start..*start + length) && free(*start))
+    }
+
     /// Returns where the last byte that is not below ends.
     pub fn end(&self) -> u64 {
         self.dirty.end().max(self.flying.end()).unwrap_or(0)
@@ -224,6 +257,19 @@ impl Extents {
         let newer = self.dirty.within(flight.range.clone()).filter(|(_, t)| *t != flight.tier);
         let superseded = newer.map(|(range, _)| Flight { range, tier: flight.tier }).collect();
         (superseded, self.reclaim(flight))
+    }
+
+    /// Forgets what is dirty in `tier`, which is gone, and returns it and the blocks that were
+    /// freed.
+    pub fn forget_tier(&mut self, tier: TierIndex) -> (Vec<Flight>, Vec<Freed>) {
+        let gone: Vec<_> = self.dirty.iter().filter(|(_, other)| *other == tier).collect();
+        let (mut parts, mut freed) = (Vec::new(), Vec::new());
+        for (range, _) in gone {
+            let (forgotten, blocks) = self.forget(range);
+            parts.extend(forgotten);
+            freed.extend(blocks);
+        }
+        (parts, freed)
     }
 
     /// Forgets what is dirty in `range`, and returns it and the blocks that were freed.

@@ -147,3 +147,39 @@ proptest! {
         model.check();
     }
 }
+
+#[test]
+fn the_last_whole_part_of_a_tier_is_found() {
+    let mut extents = Extents::default();
+    let part = 4 * BLOCK;
+    extents.write(1..3 * part, 0);
+    extents.write(3 * part..4 * part, 1);
+    extents.write(4 * part..5 * part + 1, 0);
+    let last = |extents: &Extents, not: u64| extents.last_whole_part(0, part, |at| at != not);
+    assert_eq!(last(&extents, 0), Some(4 * part));
+    assert_eq!(last(&extents, 4 * part), Some(2 * part), "the third is another tier's");
+    let flight = extents.take(4 * part, 1, 1).expect("dirty");
+    assert_eq!(last(&extents, 0), Some(2 * part), "it is on its way below");
+    extents.landed(&flight);
+    extents.write(2 * part..2 * part + 1, 1);
+    assert_eq!(last(&extents, 0), Some(part));
+    assert_eq!(last(&extents, part), None, "the first byte is not dirty");
+    assert!(extents.is_dirty_in(&(part..2 * part), 0));
+    assert!(!extents.is_dirty_in(&(part..2 * part + 1), 0));
+}
+
+#[test]
+fn a_tier_that_is_gone_is_forgotten_alone() {
+    let mut extents = Extents::default();
+    extents.write(0..2 * BLOCK, 0);
+    extents.write(2 * BLOCK..4 * BLOCK, 1);
+    extents.write(9 * BLOCK..9 * BLOCK + 5, 1);
+    let (parts, freed) = extents.forget_tier(1);
+    assert_eq!(parts.len(), 2);
+    assert_eq!(
+        freed.iter().map(|freed| freed.range.end - freed.range.start).sum::<u64>(),
+        3 * BLOCK
+    );
+    assert_eq!((extents.unwritten(), extents.held_by(0)), (2 * BLOCK, 2 * BLOCK));
+    assert!(!extents.holds(1, 0..u64::MAX) && extents.holds(0, BLOCK..BLOCK + 1));
+}

@@ -3,7 +3,8 @@
 //! `eio=FILE` fails writes below while there is that file; `lost=FILE` fails the next sync below,
 //! and removes the file; `slow=BYTES` writes no more a second; `descriptors=N` leaves it so many;
 //! `carried=FILE` and `noted=FILE` stop drains while there is that file, after the bytes are below
-//! and after the journal says so.
+//! and after the journal says so; `put=FILE` and `placed=FILE` stop a move to a device, after the
+//! bytes are there and after the journal says so.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,6 +22,10 @@ pub(crate) enum Point {
     Carried,
     /// The journal says so, and the tier still has them.
     Noted,
+    /// The bytes are on a device, and the journal does not say so.
+    Put,
+    /// The journal says so, and host memory still has them.
+    Placed,
 }
 
 /// What a daemon is to fail at: nothing, outside of tests.
@@ -48,6 +53,8 @@ impl Faults {
                 "descriptors" => faults.descriptors = value.parse().ok(),
                 "carried" => faults.holds.push((Point::Carried, value.into())),
                 "noted" => faults.holds.push((Point::Noted, value.into())),
+                "put" => faults.holds.push((Point::Put, value.into())),
+                "placed" => faults.holds.push((Point::Placed, value.into())),
                 _ => {}
             }
         }

@@ -3,6 +3,7 @@
 use crate::below;
 use crate::extents::{Extents, TIERS, TierIndex};
 use crate::ranges::RangeMap;
+use crate::shadow::Shadow;
 use crate::tier::lock;
 use std::fs::File;
 use std::io;
@@ -42,7 +43,7 @@ pub(crate) enum Keeping {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) extents: Extents,
-    pub(crate) shadows: [Option<Arc<File>>; TIERS],
+    pub(crate) shadows: [Option<Shadow>; TIERS],
     /// What drains write to: opened with the rights of the first who wrote.
     pub(crate) below: Option<Arc<File>>,
     /// When it was written last, as long as that is not what the file below says.
@@ -77,6 +78,16 @@ pub(crate) struct State {
     pub(crate) uncut: RangeMap<TierIndex>,
     /// What the file system below has lost after it had taken it, as a sync there told once.
     pub(crate) lost: Option<Trouble>,
+    /// The parts that are being put on a device, by where they begin: a write there takes one away,
+    /// and what was put does not count then.
+    pub(crate) moving: Vec<u64>,
+    /// The part that was written last, by where it begins, and when.
+    pub(crate) hot: Option<(u64, Instant)>,
+    /// Whether nothing of it is to be on a device alone, until all is below: an fsync has
+    /// acknowledged it in memory, or an earlier daemon's may have.
+    pub(crate) stays: bool,
+    /// What a device has lost of it, as long as no fsync was told and nobody has written it anew.
+    pub(crate) broken: RangeMap<()>,
 }
 
 impl State {
@@ -86,6 +97,41 @@ impl State {
     /// file's other bytes from being drained.
     pub(crate) fn drains_first(&mut self) {
         self.drains_first = Some(Instant::now() + WAY);
+    }
+
+    /// Tells that a device has lost bytes of `range`: to each read, as the kernel reads ahead and
+    /// tells nobody of that.
+    ///
+    /// # Errors
+    /// If it has, and no fsync was told.
+    pub(crate) fn tell_broken(&self, range: Range<u64>) -> io::Result<()> {
+        match self.broken.within(range).next() {
+            Some(_) => Err(rustix::io::Errno::IO.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells once that a device has lost bytes of the file.
+    ///
+    /// # Errors
+    /// If it has, and no fsync was told.
+    pub(crate) fn tell_broken_once(&mut self) -> io::Result<()> {
+        self.tell_broken(0..u64::MAX).inspect_err(|_| self.broken = RangeMap::default())
+    }
+
+    /// Tells what is wrong with the file's bytes, if anything is: to a close as well, which may be
+    /// one that nobody looks at, as of a descriptor that a new program does not get.
+    ///
+    /// # Errors
+    /// Why it could not be drained, or that a device has lost bytes of it.
+    pub(crate) fn tell_trouble(&self) -> io::Result<()> {
+        if !self.broken.is_empty() {
+            return Err(rustix::io::Errno::IO.into());
+        }
+        match self.trouble {
+            Some(trouble) => Err(io::Error::from_raw_os_error(trouble.errno)),
+            None => Ok(()),
+        }
     }
 
     /// Notes that a part departs.

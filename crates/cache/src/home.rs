@@ -12,6 +12,8 @@ const LOCK: &str = "lock";
 const SPEC: &str = "cache.json";
 /// The folder of a tier in a home.
 pub(crate) const TIER: &str = "tier";
+/// That of a device's tier, in the home in memory.
+pub(crate) const DEVICE: &str = "device";
 /// How often a lock is tried that was removed meanwhile by the daemon before.
 const TRIES: u32 = 100;
 
@@ -85,7 +87,7 @@ pub(crate) fn folders() -> Vec<PathBuf> {
 
 /// Returns whether a tier was in a home.
 pub(crate) fn holds(home: &Path) -> bool {
-    home.join(TIER).exists()
+    home.join(TIER).exists() || home.join(DEVICE).exists()
 }
 
 /// Returns all homes of a cache, that in memory first.
@@ -149,8 +151,9 @@ pub(crate) fn saved(under: &Path, disks: &[PathBuf]) -> Result<Option<Spec>, Cac
 /// If there are more than a cache may have.
 pub(crate) fn with_disks(mut spec: Spec, disks: &[PathBuf]) -> Result<Spec, CacheError> {
     for folder in disks.iter().filter(|folder| holds(&home_in(folder, &spec.under))) {
-        if !spec.tiers.iter().any(|tier| tier.folder == *folder) {
-            spec.tiers.push(TierSpec::nvme(folder.clone(), 0));
+        let disk = TierSpec::nvme(folder.clone(), 0);
+        if !spec.tiers.iter().any(|tier| tier.is_same(&disk)) {
+            spec.tiers.push(disk);
         }
     }
     spec.check_count()?;
@@ -166,14 +169,15 @@ pub(crate) fn with_left_tiers(mut spec: Spec) -> Result<Spec, CacheError> {
     let before = match saved(&spec.under, &disks) {
         Ok(before) => before.map_or(Vec::new(), |saved| saved.tiers),
         // Tiers that are named are taken over whatever that file said; so is the one in memory.
-        Err(CacheError::Damaged { .. }) if holds(&memory_home(&spec.under)) => {
-            vec![TierSpec::ram(0)]
+        Err(CacheError::Damaged { .. }) => {
+            let home = memory_home(&spec.under);
+            let found = [(TIER, TierSpec::ram(0)), (DEVICE, TierSpec::gpu(0))].into_iter();
+            found.filter(|(name, _)| home.join(name).exists()).map(|(_, tier)| tier).collect()
         }
-        Err(CacheError::Damaged { .. }) => Vec::new(),
         Err(error) => return Err(error),
     };
     for tier in before {
-        if !spec.tiers.iter().any(|other| other.folder == tier.folder) {
+        if !spec.tiers.iter().any(|other| other.is_same(&tier)) {
             spec.tiers.push(TierSpec { bytes: 0, ..tier });
         }
     }
@@ -192,7 +196,9 @@ pub(crate) fn remove(spec: &Spec) {
 pub(crate) fn remove_one(home: &Path) {
     let Ok(entries) = fs::read_dir(home) else { return };
     // What says what it is goes after what it is.
-    let _ = fs::remove_dir_all(home.join(TIER));
+    for tier in [TIER, DEVICE] {
+        let _ = fs::remove_dir_all(home.join(tier));
+    }
     for entry in entries.flatten().filter(|entry| entry.file_name() != LOCK) {
         let path = entry.path();
         let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));

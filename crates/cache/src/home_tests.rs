@@ -11,6 +11,7 @@ fn spec(under: &str, tiers: Vec<TierSpec>) -> Spec {
         per_user: None,
         host_free: 0,
         kernel_gathers: false,
+        device: None,
     }
 }
 

@@ -7,7 +7,8 @@
 
 use crate::extents::TierIndex;
 use crate::ranges::RangeMap;
-use std::collections::{HashMap, HashSet};
+use kedge_holder::PART;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -54,6 +55,9 @@ pub enum Record {
     Gone(u64),
     /// The file's writes up to the record of that number are on the tier's disk.
     Commit(u64, u64),
+    /// A place of a device, the last number, has the file's bytes from the offset on, so many.
+    /// They lie there as in their part of the file: one of [`PART`] bytes, at a multiple of that.
+    Place(u64, u64, u64, u32),
 }
 
 /// The journal has a kind of record that is not known here: another version of kedge wrote it.
@@ -70,6 +74,7 @@ impl Record {
             Record::File(..) => 7,
             Record::Commit(..) => 8,
             Record::Gone(..) => 9,
+            Record::Place(..) => 10,
         }
     }
 
@@ -97,6 +102,9 @@ impl Record {
                 [*file, *number].into_iter().for_each(&mut put);
             }
             Record::Drop(file) | Record::Gone(file) => put(*file),
+            Record::Place(file, offset, length, place) => {
+                [*file, *offset, *length, (*place).into()].into_iter().for_each(&mut put);
+            }
         }
         let length = (out.len() - start - HEAD) as u16;
         out[start + 4..start + 6].copy_from_slice(&length.to_le_bytes());
@@ -113,6 +121,7 @@ impl Record {
             2 | 3 => length == 4 * WORD,
             4 | 8 => length == 3 * WORD,
             5 | 9 => length == 2 * WORD,
+            10 => length == 5 * WORD,
             7 => length >= NUMBERS * WORD,
             _ => false,
         })?;
@@ -127,6 +136,13 @@ impl Record {
             4 => Record::Cut(file, word(2)?),
             5 => Record::Drop(file),
             9 => Record::Gone(file),
+            10 => {
+                let (offset, length) = (word(2)?, word(3)?);
+                let place = u32::try_from(word(4)?).ok()?;
+                // A place has a part of a file, and nothing of the next one.
+                let within = length > 0 && (offset % PART).checked_add(length)? <= PART;
+                within.then_some(Record::Place(file, offset, length, place))?
+            }
             7 => {
                 let user = u32::try_from(word(4)?).ok()?;
                 let (device, inode, birth) = (word(2)?, word(3)?, word(5)?);
@@ -152,17 +168,22 @@ fn framed(bytes: &[u8], fits: impl Fn(u8, usize) -> bool) -> Option<(u8, &[u8])>
     (xxh3_64(&bytes[4..HEAD + length]) as u32 == sum).then_some((head[6], body))
 }
 
+/// The places that parts of a file are in, by where each part begins.
+pub type Places = BTreeMap<u64, u32>;
+
 /// What a journal says of one file.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The file below; a journal without it was damaged there.
     pub identity: Option<Identity>,
     /// What the tier holds, each part with its write's number.
     pub parts: RangeMap<u64>,
+    /// Where on a device that is.
+    pub places: Places,
 }
 
 /// What a tier's journal says.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Replay {
     /// The files that the tier holds something of.
     pub files: HashMap<u64, Found>,
@@ -196,6 +217,9 @@ pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
         }
     }
     let (mut replay, mut dropped) = (Replay::default(), HashSet::new());
+    // Which file's part is in a place, of the last that says so: the record that freed the place
+    // from the one before may have been damaged.
+    let mut owners: HashMap<u32, (u64, u64)> = HashMap::new();
     for (number, record) in records {
         replay.last = replay.last.max(number);
         let counts = match &record {
@@ -206,6 +230,17 @@ pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
             Record::Drop(file) | Record::Gone(file) => dropped.insert(*file),
             _ => true,
         };
+        if counts
+            && let Record::Place(file, offset, _, place) = record
+            && let part = offset / PART * PART
+            && let Some((other, old)) = owners.insert(place, (file, part))
+            && (other, old) != (file, part)
+            && let Some(found) = replay.files.get_mut(&other)
+            && found.places.get(&old) == Some(&place)
+        {
+            found.places.remove(&old);
+            found.parts.remove(old..old.saturating_add(PART));
+        }
         if counts {
             apply(&mut replay.files, number, record);
         }
@@ -221,6 +256,14 @@ fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record) {
         Record::File(file, identity) => files.entry(file).or_default().identity = Some(identity),
         Record::Write(file, offset, length) => {
             files.entry(file).or_default().parts.insert(part(offset, length), number);
+        }
+        Record::Place(file, offset, length, place) => {
+            let found = files.entry(file).or_default();
+            let start = offset / PART * PART;
+            if found.places.insert(start, place).is_some_and(|before| before != place) {
+                found.parts.remove(part(start, PART));
+            }
+            found.parts.insert(part(offset, length), number);
         }
         Record::Commit(..) => {}
         Record::Clean(file, offset, length) => {
@@ -246,6 +289,8 @@ pub struct Held {
     pub parts: RangeMap<TierIndex>,
     /// Tiers where it has another number, of a daemon that did not know of the one above.
     pub others: Vec<(TierIndex, u64)>,
+    /// The places of what the tier of a device has. A cache has one of these at most.
+    pub places: Places,
 }
 
 /// Writes of one file: each one's number, its tier, and what it wrote.
@@ -258,6 +303,7 @@ struct Numbered {
     identity: Identity,
     writes: Writes,
     others: Vec<(TierIndex, u64)>,
+    places: Places,
 }
 
 impl Numbered {
@@ -283,6 +329,8 @@ impl Numbered {
         self.others.extend(tiers.difference(&known).map(|tier| (*tier, older.file)));
         self.others.extend(older.others);
         self.writes.extend(older.writes);
+        // Of both, one alone has some.
+        self.places.extend(older.places);
     }
 }
 
@@ -309,11 +357,12 @@ fn join(mut all: Vec<Numbered>) -> Vec<Numbered> {
 /// A file whose number is another's in another journal has no name then: which one's bytes are
 /// whose is for a person to see. Several numbers of one file become that of its last write.
 pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
-    let mut files: HashMap<u64, (Option<Identity>, Writes)> = HashMap::new();
+    let mut files: HashMap<u64, (Option<Identity>, Writes, Places)> = HashMap::new();
     let mut mixed = HashSet::new();
     for (tier, replay) in replays.into_iter().enumerate() {
         for (file, found) in replay.files {
-            let (identity, parts) = files.entry(file).or_default();
+            let (identity, parts, places) = files.entry(file).or_default();
+            places.extend(found.places);
             let same = |one: &Identity, other: &Identity| {
                 (one.device, one.inode, one.birth) == (other.device, other.inode, other.birth)
             };
@@ -326,19 +375,19 @@ pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
             parts.extend(found.parts.iter().map(|(range, number)| (number, tier, range)));
         }
     }
-    let all = files.into_iter().map(|(file, (identity, writes))| {
+    let all = files.into_iter().map(|(file, (identity, writes, places))| {
         let identity = identity.filter(|_| !mixed.contains(&file)).unwrap_or_default();
-        Numbered { file, identity, writes, others: Vec::new() }
+        Numbered { file, identity, writes, others: Vec::new(), places }
     });
     let all = join(all.collect()).into_iter();
     let mut held: Vec<Held> = all
-        .map(|Numbered { file, identity, mut writes, others }| {
+        .map(|Numbered { file, identity, mut writes, others, places }| {
             writes.sort_by_key(|(number, ..)| *number);
             let mut parts = RangeMap::default();
             for (_, tier, range) in writes {
                 parts.insert(range, tier);
             }
-            Held { file, identity, parts, others }
+            Held { file, identity, parts, others, places }
         })
         .collect();
     held.sort_by_key(|held| held.file);

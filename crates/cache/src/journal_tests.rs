@@ -140,3 +140,37 @@ fn a_number_that_two_journals_give_to_two_files_is_nobodys() {
     let held = merge(vec![read(&of(1, 8), false), read(&of(3, 9), false)]);
     assert_eq!((held.len(), &held[0].identity), (1, &Identity::default()));
 }
+
+#[test]
+fn a_place_has_what_was_put_there_last() {
+    let part = PART;
+    let bytes = journal(&[
+        (1, Record::File(1, identity("a"))),
+        (2, Record::Place(1, part, part, 7)),
+        (3, Record::Clean(1, part, 100)),
+        (4, Record::Place(1, 2 * part + 10, 90, 8)),
+        // The record that freed place 9 from this file was damaged.
+        (5, Record::Place(1, 3 * part, part, 9)),
+        (6, Record::File(2, Identity { inode: 9, ..identity("b") })),
+        (7, Record::Place(2, 0, part, 9)),
+        // The same part, put anew into another place.
+        (8, Record::Place(2, part, 10, 10)),
+        (9, Record::Place(2, part, part, 11)),
+    ]);
+    let replay = read(&bytes, false);
+    let held = [(part + 100..2 * part, 2), (2 * part + 10..2 * part + 100, 4)];
+    assert_eq!(parts(&replay, 1), held);
+    assert_eq!(parts(&replay, 2), [(0..part, 7), (part..2 * part, 9)]);
+    let held = merge(vec![Replay::default(), replay]);
+    let places = |index: usize| held[index].places.clone().into_iter().collect::<Vec<_>>();
+    assert_eq!(places(0), [(part, 7), (2 * part, 8)]);
+    assert_eq!(places(1), [(0, 9), (part, 11)]);
+}
+
+#[test]
+fn a_place_is_within_one_part() {
+    for (offset, length) in [(0, PART + 1), (PART - 1, 2), (5, 0), (u64::MAX, u64::MAX)] {
+        let bytes = journal(&[(1, Record::Place(1, offset, length, 0))]);
+        assert_eq!(Record::decode(&bytes), None, "{offset} {length}");
+    }
+}

@@ -429,16 +429,12 @@ impl Filesystem for Mount {
             return reply.ok();
         }
         if self.engine.spec.close_drains {
-            return self.aside(req.uid(), reply, move |engine| engine.drain_file(&handle.file));
+            return self.aside(req.uid(), reply, move |engine| {
+                engine.drain_file(&handle.file)?;
+                handle.file.lock().tell_trouble()
+            });
         }
-        let trouble = handle.file.lock().trouble;
-        answer(
-            reply,
-            match trouble {
-                Some(trouble) => Err(io::Error::from_raw_os_error(trouble.errno)),
-                None => Ok(()),
-            },
-        );
+        answer(reply, handle.file.lock().tell_trouble());
     }
 
     fn release(

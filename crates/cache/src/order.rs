@@ -114,6 +114,15 @@ impl Order {
         self.oldest.iter().map(|(_, file)| *file).collect()
     }
 
+    /// Returns so many of the files that have something to drain, and at least so many bytes: those
+    /// that are dirty for the longest.
+    pub fn oldest(&self, most: usize, bytes: u64) -> Vec<u64> {
+        let files = self.oldest.iter().map(|(_, file)| *file).take(most);
+        files
+            .filter(|file| self.files.get(file).is_some_and(|entry| entry.bytes >= bytes))
+            .collect()
+    }
+
     /// Returns the file whose turn it is: of those that may be drained, the longest dirty.
     ///
     /// `percent` is how full the tiers are; `busy` says which files have enough drains at work.

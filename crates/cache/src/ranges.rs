@@ -41,7 +41,7 @@ impl<T: Copy + Eq> RangeMap<T> {
     }
 
     /// Iterates over all ranges, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (Range<u64>, T)> + '_ {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Range<u64>, T)> + '_ {
         self.map.iter().map(|(start, (end, value))| (*start..*end, *value))
     }
 

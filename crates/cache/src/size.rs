@@ -64,10 +64,11 @@ impl Engine {
         let _world = self.world.read();
         let mut state = file.lock();
         let (parts, freed) = state.extents.forget(size..u64::MAX);
+        state.broken.remove(size..u64::MAX);
         let (lasting, parts): (Vec<Flight>, Vec<Flight>) =
             parts.into_iter().partition(|part| stays(part.tier));
         let record = Record::Cut(file.number, size);
-        for tier in 0..self.tiers.len() {
+        for tier in (0..self.tiers.len()).filter(|tier| !self.tiers[*tier].is_behind()) {
             if parts.iter().any(|part| part.tier == tier) {
                 self.note_freed(tier, &record);
             }
@@ -76,6 +77,9 @@ impl Engine {
         for part in lasting {
             state.uncut.insert(part.range, part.tier);
         }
+        // A place may be another file's once the journal says that this one has nothing there.
+        let behind = |part: &Flight| self.tiers[part.tier].is_behind();
+        let parts: Vec<Flight> = parts.into_iter().filter(behind).collect();
         let (lasting, freed): (Vec<Freed>, Vec<Freed>) =
             freed.into_iter().partition(|blocks| stays(blocks.tier));
         for blocks in lasting {
@@ -83,7 +87,7 @@ impl Engine {
             self.desk().limits.give_back(blocks.tier, file.user, length);
         }
         // A disk must know where the file ends before the rest is holes.
-        self.release(file, &state, &[], &freed);
+        self.release(file, &state, &parts, &freed);
         for tier in self.tiers.iter().filter(|tier| tier.is_durable()) {
             tier.sync_cleans()?;
         }
@@ -132,6 +136,7 @@ impl Engine {
                 return;
             }
             let (parts, freed): (Vec<Flight>, Vec<Freed>) = state.extents.forget(0..u64::MAX);
+            state.broken = RangeMap::default();
             self.release(file, state, &parts, &freed);
             self.settle(file, state);
         });

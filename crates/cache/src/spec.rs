@@ -19,6 +19,9 @@ pub enum Medium {
     Ram,
     /// A local disk: survives a reboot, too.
     Nvme,
+    /// A device's memory, behind host memory: survives the program and the daemon, and not the
+    /// process that holds it.
+    Gpu,
 }
 
 impl Medium {
@@ -27,6 +30,7 @@ impl Medium {
         match self {
             Medium::Ram => "ram",
             Medium::Nvme => "nvme",
+            Medium::Gpu => "gpu",
         }
     }
 }
@@ -52,6 +56,26 @@ impl TierSpec {
     pub fn nvme(folder: PathBuf, bytes: u64) -> TierSpec {
         TierSpec { medium: Medium::Nvme, folder, bytes }
     }
+
+    /// Makes a tier of a device's memory.
+    pub fn gpu(bytes: u64) -> TierSpec {
+        TierSpec { medium: Medium::Gpu, folder: MEMORY.into(), bytes }
+    }
+
+    /// Returns whether another one is the same tier, of whatever size.
+    pub(crate) fn is_same(&self, other: &TierSpec) -> bool {
+        let device = |tier: &TierSpec| tier.medium == Medium::Gpu;
+        device(self) == device(other) && (device(self) || self.folder == other.folder)
+    }
+}
+
+/// The device whose memory is a tier, and what holds that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSpec {
+    /// Which: `local:0`, or `soft` for a software device.
+    pub gpu: String,
+    /// The program that holds its memory: kedge's proxy.
+    pub program: PathBuf,
 }
 
 /// What has the data when fsync returns.
@@ -85,6 +109,9 @@ pub struct Spec {
     pub host_free: u64,
     /// Whether small writes are gathered by the kernel before the cache has them.
     pub kernel_gathers: bool,
+    /// The device of a tier of its memory.
+    #[serde(default)]
+    pub device: Option<DeviceSpec>,
 }
 
 impl Spec {
@@ -106,7 +133,10 @@ impl Spec {
                     tier.bytes
                 ));
             }
-            if self.tiers[..index].iter().any(|other| other.folder == tier.folder) {
+            if self.tiers[..index].iter().any(|other| other.is_same(tier)) {
+                if tier.medium == Medium::Gpu {
+                    return wrong("a cache has one tier of device memory".into());
+                }
                 return wrong(format!("two tiers use {}", tier.folder.display()));
             }
             if tier.folder.starts_with(&self.under) {
@@ -116,7 +146,14 @@ impl Spec {
                 ));
             }
         }
-        if self.fsync == Fsync::Nvme && self.tiers.iter().all(|tier| tier.medium == Medium::Ram) {
+        let has = |medium| self.tiers.iter().any(|tier| tier.medium == medium);
+        if has(Medium::Gpu) && !has(Medium::Ram) {
+            return wrong("device memory lies behind host memory: --tier ram:64M as well".into());
+        }
+        if has(Medium::Gpu) && self.device.is_none() {
+            return wrong("the tier of device memory names no device".into());
+        }
+        if self.fsync == Fsync::Nvme && !has(Medium::Nvme) {
             return wrong(
                 "--fsync nvme needs a tier on a local disk: --tier nvme:/local:200G".into(),
             );

@@ -1,19 +1,23 @@
 //! A tier's folder: shadows of files, and the journal.
 
 use crate::CacheError;
+use crate::device::{self, Device};
 use crate::extents::Freed;
 use crate::home;
 use crate::journal::{self, Record, Replay};
-use crate::spec::{self, Medium, TierSpec};
+use crate::shadow::Shadow;
+use crate::spec::{self, DeviceSpec, Medium, TierSpec};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const JOURNAL: &str = "journal";
 const BOOT: &str = "boot";
+/// Whose places a device's journal tells of.
+const HOLDER: &str = "holder-number";
 
 /// Locks, also after a panic of another thread: the kernel's callers must be answered.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -90,6 +94,8 @@ pub(crate) struct Tier {
     pub(crate) medium: Medium,
     pub(crate) folder: PathBuf,
     journal: Mutex<Journal>,
+    /// The device that has what the tier holds; that of one that is left may have gone.
+    pub(crate) device: Option<Arc<Device>>,
 }
 
 /// Makes a private folder, or finds it; it must be this user's.
@@ -147,7 +153,10 @@ impl Tier {
     pub(crate) fn open(spec: &TierSpec, under: &Path) -> Result<(Tier, Replay), CacheError> {
         let at = spec::home_in(&spec.folder, under);
         make_home(&at)?;
-        let folder = at.join(home::TIER);
+        let folder = at.join(match spec.medium {
+            Medium::Gpu => home::DEVICE,
+            Medium::Ram | Medium::Nvme => home::TIER,
+        });
         private_folder(&folder)?;
         let path = folder.join(JOURNAL);
         let failed = |source| CacheError::io("cannot use", &path, source);
@@ -167,7 +176,7 @@ impl Tier {
         })?;
         let file = append_to(&path).map_err(failed)?;
         let journal = Mutex::new(Journal::new(file, bytes.len() as u64));
-        let tier = Tier { medium: spec.medium, folder, journal };
+        let tier = Tier { medium: spec.medium, folder, journal, device: None };
         if durable {
             // The names above it, which nobody else syncs.
             for above in tier.folder.ancestors().skip(1).take(3) {
@@ -177,12 +186,45 @@ impl Tier {
         Ok((tier, replay))
     }
 
+    /// Finds the device of its tier, or has it held. What the journal says of the places of another
+    /// holder is lost: `replay` keeps what counts, and what does not is returned.
+    pub(crate) fn open_device(
+        &mut self,
+        spec: Option<&DeviceSpec>,
+        bytes: u64,
+        replay: &mut Replay,
+    ) -> Result<Replay, CacheError> {
+        let device = Device::open(spec, &self.folder.join(device::SOCKET), bytes)?;
+        let known = fs::read_to_string(self.folder.join(HOLDER)).unwrap_or_default();
+        let is_known = |device: &Device| known == device.number().to_string();
+        let lost = match device.as_ref().is_some_and(is_known) {
+            true => Replay::default(),
+            false => Replay { files: std::mem::take(&mut replay.files), last: replay.last },
+        };
+        self.device = device.map(Arc::new);
+        Ok(lost)
+    }
+
+    /// Says of which holder the journal is, once it was written anew.
+    pub(crate) fn mark_holder(&self) -> io::Result<()> {
+        let path = self.folder.join(HOLDER);
+        match &self.device {
+            Some(device) => fs::write(path, device.number().to_string()),
+            None => Ok(()),
+        }
+    }
+
     /// Says that the journal is of this boot, once it was written anew.
     pub(crate) fn mark_boot(&self) -> io::Result<()> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let mut file = File::create(self.folder.join(BOOT))?;
         file.write_all(boot.as_bytes())?;
         if self.is_durable() { file.sync_all() } else { Ok(()) }
+    }
+
+    /// Returns whether the tier lies behind another one, in a device's memory.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.medium == Medium::Gpu
     }
 
     /// Returns whether what the tier holds survives a reboot.
@@ -195,15 +237,23 @@ impl Tier {
     }
 
     /// Opens the shadow of a file.
-    pub(crate) fn shadow(&self, file: u64) -> io::Result<File> {
+    pub(crate) fn shadow(&self, file: u64) -> io::Result<Shadow> {
+        if self.medium == Medium::Gpu {
+            return Ok(Shadow::device());
+        }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::RUSR | Mode::WUSR;
-        Ok(File::from(rustix::fs::open(self.shadow_path(file), flags, mode)?))
+        let opened = rustix::fs::open(self.shadow_path(file), flags, mode)?;
+        Ok(Shadow::File(Arc::new(File::from(opened))))
     }
 
     /// Gives the shadow of a file the number `to` as well; the first one stays until the journal
     /// says so. One that is not there is missed when its bytes are.
     pub(crate) fn join(&self, from: u64, to: u64) -> io::Result<()> {
+        if self.medium == Medium::Gpu {
+            // The journal alone knows whose a place is.
+            return Ok(());
+        }
         let (from, to) = (self.shadow_path(from), self.shadow_path(to));
         let mut linked = fs::hard_link(&from, &to);
         if linked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {

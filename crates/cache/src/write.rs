@@ -8,7 +8,8 @@ use crate::engine::{Counters, Desk, Engine};
 use crate::extents::{BLOCK, TierIndex, blocks_of};
 use crate::file::{CachedFile, Handle, Keeping, State};
 use crate::journal::Record;
-use crate::spec::Fsync;
+use crate::shadow::{Shadow, part_of};
+use crate::spec::{Fsync, Medium};
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -17,7 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// Every file system has files as large.
 const ANY_LARGE: u64 = (2 << 30) - 1;
@@ -141,7 +142,8 @@ impl Engine {
     /// Finds a place for a write; `None` if there will be room in a tier later.
     fn place(&self, desk: &mut Desk, write: &Write) -> Option<Place> {
         let bound = write.bound();
-        let largest = self.spec.tiers.iter().map(|tier| tier.bytes).max().unwrap_or(0);
+        let before = self.spec.tiers.iter().filter(|tier| tier.medium != Medium::Gpu);
+        let largest = before.map(|tier| tier.bytes).max().unwrap_or(0);
         let most = self.spec.per_user.map_or(largest, |user| user.min(largest));
         let user = write.handle.file.user;
         // A file that cannot be drained would fill the tiers, for everybody.
@@ -216,6 +218,7 @@ impl Engine {
         if state.below.is_none() && write.handle.writes {
             state.below = Some(write.handle.below.clone());
         }
+        state.hot = Some((part_of(range.end.saturating_sub(1)).start, Instant::now()));
         let written = state.extents.write(range, tier);
         self.release(file, &state, &written.superseded, &written.freed);
         state.written = Some(SystemTime::now());
@@ -264,6 +267,13 @@ impl Engine {
         tier: TierIndex,
     ) -> io::Result<()> {
         let shadow = self.shadow(file, state, tier)?;
+        let shadow = shadow.file().ok_or(io::ErrorKind::Unsupported)?;
+        // What is put on a device just now may be older.
+        state.moving.retain(|start| {
+            let part = part_of(*start);
+            part.end <= range.start || range.end <= part.start
+        });
+        state.broken.remove(range.clone());
         shadow.write_all_at(data, range.start)?;
         self.note(tier, &Record::Write(file.number, range.start, range.end - range.start))
     }
@@ -319,6 +329,7 @@ impl Engine {
         let _world = self.world.read();
         let mut state = file.lock();
         let (parts, freed) = state.extents.forget(start..start + written as u64);
+        state.broken.remove(start..start + written as u64);
         self.release(file, &state, &parts, &freed);
         self.settle(file, &mut state);
         drop(state);
@@ -334,7 +345,17 @@ impl Engine {
         offset: u64,
         buffer: &mut [u8],
     ) -> io::Result<Option<usize>> {
-        if !handle.file.lock().extents.is_clean() {
+        let end = offset.saturating_add(buffer.len() as u64);
+        let state = handle.file.lock();
+        state.tell_broken(offset..end)?;
+        let clean = state.extents.is_clean();
+        let behind = |tier: TierIndex| self.tiers[tier].is_behind();
+        if state.extents.holder(&(offset..end), behind).is_some() {
+            // Its bus and its holder are not waited for here.
+            return Ok(None);
+        }
+        drop(state);
+        if !clean {
             let mut now = |part: &mut [u8], offset| read_cached(&handle.below, part, offset);
             return self.read_pieces(handle, offset, buffer, &mut now);
         }
@@ -362,14 +383,19 @@ impl Engine {
         below: &mut ReadBelow<'_>,
     ) -> io::Result<Option<usize>> {
         let file = &handle.file;
-        let mut rest = Vec::new();
+        let (mut rest, mut behind) = (Vec::new(), Vec::new());
         let state = file.lock();
-        let end = file.size(&state)?.min(offset.saturating_add(buffer.len() as u64));
+        let end = offset.saturating_add(buffer.len() as u64);
+        state.tell_broken(offset..end)?;
+        let end = file.size(&state)?.min(end);
         for piece in state.extents.pieces(offset..end.max(offset)) {
             let part = (piece.range.start - offset) as usize..(piece.range.end - offset) as usize;
-            match piece.tier.and_then(|tier| state.shadows[tier].as_deref()) {
+            match piece.tier.and_then(|tier| state.shadows[tier].as_ref()) {
+                Some(shadow @ Shadow::Device(_)) => {
+                    behind.push((shadow.pin(&piece.range), piece.range.start, part));
+                }
                 // Under the lock, or it could be drained and be a hole.
-                Some(shadow) => {
+                Some(Shadow::File(shadow)) => {
                     let got = read_some(shadow, &mut buffer[part.clone()], piece.range.start)?;
                     buffer[part][got..].fill(0);
                 }
@@ -377,6 +403,9 @@ impl Engine {
             }
         }
         drop(state);
+        for (shadow, at, part) in behind {
+            shadow.read_exact_at(&mut buffer[part], at)?;
+        }
         for range in rest {
             let at = offset + range.start as u64;
             let part = &mut buffer[range];

@@ -6,7 +6,9 @@ use crate::size::Size;
 use clap::{Args, Subcommand, ValueEnum};
 use kedge_cache::control::{self, Answer, Ask, Status};
 use kedge_cache::daemon::{self, Discard};
-use kedge_cache::spec::{self, Fsync, Spec, TierSpec};
+use kedge_cache::spec::{self, DeviceSpec, Fsync, Medium, Spec, TierSpec};
+use kedge_control::gpu::GpuSpec;
+use kedge_supervisor::Parts;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +23,7 @@ the cache is mounted over it. Other nodes see a file's new bytes once they are d
 Examples:
   kedge cache start --tier ram:8G --under /scratch
   kedge cache start --tier ram:8G --tier nvme:/local:200G --fsync nvme --under /scratch
+  kedge cache start --tier gpu:20G --under /scratch
   kedge cache status                       of each of yours
   kedge cache drain --under /scratch       wait until other nodes have everything
   kedge cache stop --under /scratch        drain, unmount and end
@@ -41,6 +44,9 @@ A write is acknowledged when it is in a tier, and when the file system below has
 it. Where no tier can take it, it waits its turn; where space below is short, or draining fails, \
 it goes below at once. A file that cannot be drained stays in its tier: the next write of each \
 descriptor, fsync and close tell why.";
+
+/// The tier in host memory before a device's, where none is named.
+const STAGING: u64 = 64 << 20;
 
 /// Absorb the writes of programs in spare memory
 #[derive(Debug, Args)]
@@ -67,10 +73,14 @@ enum What {
 
 #[derive(Debug, Args)]
 struct StartArgs {
-    /// What holds the writes: ram:SIZE, or nvme:DIR:SIZE for a folder on a local disk; several are
-    /// filled in this order [default: ram, a quarter of this machine's memory]
+    /// What holds the writes: ram:SIZE, nvme:DIR:SIZE for a folder on a local disk; several are
+    /// filled in this order. gpu:SIZE is memory of a device behind that in ram (64M where none is
+    /// named) [default: ram, a quarter of this machine's memory]
     #[arg(long, value_name = "TIER")]
     tier: Vec<Tier>,
+    /// The device of the tier gpu:SIZE: local:N, or soft for a software device, for tests
+    #[arg(long, value_name = "GPU", default_value = "local:0")]
+    gpu: GpuSpec,
     /// The folder whose writes are absorbed
     #[arg(long, value_name = "DIR")]
     under: PathBuf,
@@ -171,11 +181,12 @@ struct Tier(TierSpec);
 impl FromStr for Tier {
     type Err = String;
     fn from_str(text: &str) -> Result<Tier, String> {
-        let bad = || format!("`{text}` is no tier: write ram:8G or nvme:/local:200G");
+        let bad = || format!("`{text}` is no tier: write ram:8G, nvme:/local:200G or gpu:20G");
         let (medium, rest) = text.split_once(':').ok_or_else(bad)?;
         let size = |text: &str| text.parse::<Size>().map_err(|error| error.to_string());
         match medium {
             "ram" => Ok(Tier(TierSpec::ram(size(rest)?.0))),
+            "gpu" => Ok(Tier(TierSpec::gpu(size(rest)?.0))),
             "nvme" => {
                 let (folder, bytes) = rest.rsplit_once(':').ok_or_else(bad)?;
                 let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
@@ -201,6 +212,11 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
 fn start(args: &StartArgs) -> Result<(), Failure> {
     let spec = spec_of(args)?;
     spec.check()?;
+    if !args.foreground && spec.device.is_some() && args.gpu.has_soft() {
+        output::complain(
+            "a software device's memory is this machine's own: a tier for tests alone",
+        );
+    }
     if args.foreground {
         // From here on all paths are full ones, and the daemon keeps no folder busy.
         std::env::set_current_dir("/")?;
@@ -243,6 +259,11 @@ fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
         let all = info.totalram * u64::from(info.mem_unit);
         tiers.push(TierSpec::ram(all / 4));
     }
+    let has = |medium| tiers.iter().any(|tier| tier.medium == medium);
+    let device = if has(Medium::Gpu) { Some(device_of(&args.gpu)?) } else { None };
+    if device.is_some() && !has(Medium::Ram) {
+        tiers.insert(0, TierSpec::ram(STAGING));
+    }
     Ok(Spec {
         under: spec::full_path(&args.under)?,
         tiers,
@@ -256,7 +277,24 @@ fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
         per_user: args.per_user.map(|size| size.0),
         host_free: args.host_free.0,
         kernel_gathers: args.gather,
+        device,
     })
+}
+
+/// Returns the device of a tier of its memory.
+fn device_of(gpu: &GpuSpec) -> Result<DeviceSpec, Failure> {
+    let one = match gpu {
+        GpuSpec::Soft { devices: 1, apart: false } => true,
+        GpuSpec::Local { ordinals } => ordinals.len() == 1,
+        _ => false,
+    };
+    if !one {
+        return Err(Failure::new(format!(
+            "a tier is memory of one device of this machine, and --gpu says {gpu}: give local:N"
+        )));
+    }
+    let program = Parts::find().map_err(|error| Failure::new(error.to_string()))?.proxy;
+    Ok(DeviceSpec { gpu: gpu.to_string(), program })
 }
 
 fn ask(under: &Path, what: Ask) -> Result<Answer, Failure> {
@@ -338,6 +376,9 @@ fn told(status: &Status) -> String {
         Size(status.drained),
         Size(status.through)
     );
+    if status.moved > 0 {
+        text += &format!("to devices  {}\n", Size(status.moved));
+    }
     if status.waited > 0 {
         text += &format!("waits       {} writes, {} now\n", status.waited, status.waiting);
     }
@@ -371,6 +412,15 @@ fn recover(args: &RecoverArgs) -> Result<(), Failure> {
             let (path, bytes) = (output::harmless(&gone.path), Size(gone.bytes));
             output::print(&format!("{bytes} of {path} were given up\n"))?;
         }
+    }
+    if let Some(first) = recovered.lost.first() {
+        return Err(Failure::new(format!(
+            "a device has lost data of {} files: {}: {} {}",
+            recovered.lost.len(),
+            output::harmless(&first.path),
+            Size(first.bytes),
+            first.why
+        )));
     }
     let Some(first) = recovered.stuck.first() else { return Ok(()) };
     Err(Failure::new(format!(
@@ -431,7 +481,8 @@ mod tests {
         assert_eq!("ram:8G".parse(), Ok(Tier(TierSpec::ram(8 << 30))));
         let disk = TierSpec::nvme("/a:b".into(), 200 << 30);
         assert_eq!("nvme:/a:b:200G".parse(), Ok(Tier(disk)));
-        for bad in ["", "ram", "ram:", "ram:x", "nvme:8G", "gpu:20G"] {
+        assert_eq!("gpu:20G".parse(), Ok(Tier(TierSpec::gpu(20 << 30))));
+        for bad in ["", "ram", "ram:", "ram:x", "nvme:8G", "gpu", "gpu:0:20G"] {
             assert!(bad.parse::<Tier>().is_err(), "{bad}");
         }
     }

@@ -12,7 +12,7 @@ pub const PART: u64 = 4 << 20;
 /// Slots of the file by which bytes cross.
 pub const SLOTS: u32 = 8;
 /// The version of these messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The longest word on a failure, in bytes.
 pub const WHY: usize = 300;
 
@@ -20,8 +20,10 @@ wire! {
     /// What a cache asks.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Order {
-        /// Who the holder is. The first of each connection.
-        Hello = 1 { version: u32 },
+        /// Who the holder is. The first of each connection. `daemon` is one number for all
+        /// connections of a cache's daemon, and no other daemon's: it is answered when those of
+        /// the daemons before have ended, as their orders may still use slots.
+        Hello = 1 { version: u32, daemon: u64 },
         /// That a place has the bytes of a slot.
         Put = 2 { slot: u32, place: u32 },
         /// That a slot has, from its start, so many bytes of a place from `offset` on.

@@ -19,7 +19,7 @@ fn one<T: Wire>(bytes: &[u8]) -> Option<T> {
 
 fn samples() -> Vec<Vec<u8>> {
     vec![
-        encoded(&Order::Hello { version: 1 }),
+        encoded(&Order::Hello { version: 2, daemon: 7 }),
         encoded(&Order::Put { slot: 7, place: 300 }),
         encoded(&Order::Get { place: 5, slot: 0, offset: 4096, length: 1 << 20 }),
         encoded(&Order::Free { place: 1 }),

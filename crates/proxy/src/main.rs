@@ -87,8 +87,9 @@ fn hold_memory(hold: &Hold, options: &Options) -> ExitCode {
     match holder::serve(hold, &options.backend, ready) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // Whoever started it tells that where it is looked for.
             let _ = writeln!(std::io::stdout(), "{error}");
-            fail(&error.to_string())
+            ExitCode::FAILURE
         }
     }
 }

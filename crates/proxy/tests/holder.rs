@@ -43,8 +43,12 @@ impl Held {
 
     /// Connects as a cache does: its number, its places and its slots.
     fn greet(&self) -> (Channel, u64, File) {
+        self.greet_as(1)
+    }
+
+    fn greet_as(&self, daemon: u64) -> (Channel, u64, File) {
         let channel = self.connect();
-        channel.send(&Order::Hello { version: VERSION }, &[], LIMIT).expect("sent");
+        channel.send(&Order::Hello { version: VERSION, daemon }, &[], LIMIT).expect("sent");
         let (answer, mut fds) = channel.receive::<Answer>(LIMIT).expect("an answer");
         let Answer::Holder { number, places: PLACES } = answer else { panic!("{answer:?}") };
         (channel, number, File::from(fds.pop().expect("the slots")))
@@ -98,7 +102,7 @@ fn what_was_put_is_got_by_whoever_comes_later() {
     put(&first, &slots, 0, 3, &part(33));
     // The daemon is killed, and another one comes.
     drop((first, slots));
-    let (second, same, slots) = held.greet();
+    let (second, same, slots) = held.greet_as(2);
     assert_eq!(same, number, "its journal is another holder's");
     let expected = |place: u32| part(if place == 3 { 33 } else { place.into() });
     for place in (0..PLACES).rev() {
@@ -135,6 +139,20 @@ fn several_connections_do_not_mix_what_they_carry() {
 }
 
 #[test]
+fn a_daemon_uses_slots_once_nothing_of_the_one_before_does() {
+    let held = Held::start("before", u64::from(PLACES) * PART);
+    let (first, ..) = held.greet_as(1);
+    let second = held.connect();
+    second.send(&Order::Hello { version: VERSION, daemon: 2 }, &[], LIMIT).expect("sent");
+    let early = second.receive::<Answer>(Duration::from_millis(200));
+    assert!(matches!(early, Err(SocketError::TimedOut { .. })), "{early:?}");
+    assert_eq!(ask(&first, Order::Free { place: 0 }), Answer::Done {});
+    drop(first);
+    let (answer, _) = second.receive::<Answer>(LIMIT).expect("an answer");
+    assert!(matches!(answer, Answer::Holder { .. }), "{answer:?}");
+}
+
+#[test]
 fn what_is_no_order_is_refused_and_harms_nobody() {
     let held = Held::start("refused", u64::from(PLACES) * PART);
     let (good, _, slots) = held.greet();
@@ -144,7 +162,7 @@ fn what_is_no_order_is_refused_and_harms_nobody() {
     // Neither without a greeting, nor in another version, nor of what is not there.
     refused(ask(&stranger, Order::End {}));
     refused(ask(&stranger, Order::Put { slot: 0, place: 0 }));
-    refused(ask(&stranger, Order::Hello { version: VERSION + 1 }));
+    refused(ask(&stranger, Order::Hello { version: VERSION + 1, daemon: 1 }));
     refused(ask(&good, Order::Put { slot: SLOTS, place: 0 }));
     refused(ask(&good, Order::Put { slot: 0, place: PLACES }));
     refused(ask(&good, Order::Get { place: 0, slot: 0, offset: 1, length: PART as u32 }));

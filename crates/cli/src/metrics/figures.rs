@@ -104,6 +104,9 @@ fn add_cache(figures: &mut Figures, cache: &Status) {
     }
     let drained = (vec![under()], cache.drained as f64);
     figures.add("kedge_cache_drained_bytes_total", "counter", "What was drained.", drained);
+    let moved = (vec![under()], cache.moved as f64);
+    let help = "What moved from host memory to a device.";
+    figures.add("kedge_cache_moved_bytes_total", "counter", help, moved);
     let waited = (vec![under()], cache.waited as f64);
     let help = "Writes that had to wait for room.";
     figures.add("kedge_cache_waits_total", "counter", help, waited);

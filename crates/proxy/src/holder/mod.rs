@@ -22,10 +22,10 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Beside places, what a software device keeps to itself.
@@ -34,6 +34,8 @@ const SOFT_MARGIN: u64 = 64 << 20;
 const CONNECTIONS: usize = 32;
 /// It waits for orders for as long as its daemon may come.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// For what a daemon before has asked to be over: it was killed, and a copy takes less.
+const BEFORE: Duration = Duration::from_secs(10);
 /// For an answer to be sent.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
@@ -73,6 +75,40 @@ struct Holder {
     memory: Memory,
     socket: PathBuf,
     connections: AtomicUsize,
+    daemon: Daemon,
+}
+
+/// Whose orders are at work: one daemon's at a time, as slots are used by one.
+#[derive(Debug, Default)]
+struct Daemon {
+    /// Its number, and how many connections it has.
+    now: Mutex<(u64, usize)>,
+    left: Condvar,
+}
+
+impl Daemon {
+    /// Lets a connection of a daemon in, once those of other daemons have ended. `None` if they do
+    /// not within [`BEFORE`].
+    fn enter(&self, daemon: u64) -> Option<Attended<'_>> {
+        let until = Instant::now() + BEFORE;
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        while now.1 > 0 && now.0 != daemon {
+            let left = until.checked_duration_since(Instant::now())?;
+            now = self.left.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *now = (daemon, now.1 + 1);
+        Some(Attended(self))
+    }
+}
+
+/// A daemon's connection, as long as this is there.
+struct Attended<'a>(&'a Daemon);
+
+impl Drop for Attended<'_> {
+    fn drop(&mut self) {
+        self.0.now.lock().unwrap_or_else(PoisonError::into_inner).1 -= 1;
+        self.0.left.notify_all();
+    }
 }
 
 /// Holds memory until a cache ends it. `ready` is called when caches can reach it.
@@ -130,7 +166,7 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
     let memory = Memory::start(backend.start(), exact).map_err(HoldError::Use)?;
     let number = RandomState::new().build_hasher().finish();
     let (socket, connections) = (hold.socket.clone(), AtomicUsize::new(0));
-    Ok(Holder { number, places, slots, memory, socket, connections })
+    Ok(Holder { number, places, slots, memory, socket, connections, daemon: Daemon::default() })
 }
 
 impl Holder {
@@ -145,12 +181,19 @@ impl Holder {
     }
 
     fn orders(&self, channel: &Channel) -> Result<(), SocketError> {
-        let mut greeted = false;
+        let mut attended = None;
         loop {
             let (order, _) = channel.receive::<Order>(FOREVER)?;
+            let greeted = attended.is_some();
             match order {
-                Order::Hello { version: VERSION } => {
-                    greeted = true;
+                Order::Hello { version: VERSION, daemon } if !greeted => {
+                    attended = self.daemon.enter(daemon);
+                    if attended.is_none() {
+                        let why = "what another daemon has asked is not over".to_owned();
+                        let answer = Answer::Failed { why: Text::truncated(why) };
+                        channel.send(&answer, &[], SEND_LIMIT)?;
+                        continue;
+                    }
                     let answer = Answer::Holder { number: self.number, places: self.places };
                     channel.send(&answer, &[self.slots.file()], SEND_LIMIT)?;
                     continue;

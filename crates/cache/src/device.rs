@@ -1,0 +1,405 @@
+//! A device's memory, by the process that holds it for the cache.
+//!
+//! The holder is started here, and outlives the daemon: the next one finds its socket in the
+//! cache's home. Orders go by as many connections as there are slots, each with one of its own.
+
+use crate::CacheError;
+use crate::spec::DeviceSpec;
+use crate::tier::lock;
+use kedge_holder::{Answer, Order, PART, SLOTS, VERSION};
+use kedge_socket::{Channel, SocketError, address};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The name of the holder's socket in the folder of the device's tier.
+pub(crate) const SOCKET: &str = "holder";
+/// An answer that takes longer does not come: a copy of a part takes a millisecond.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Memory that nothing was put into for so long goes back to the device.
+const IDLE: Duration = Duration::from_secs(1);
+/// The longest word of a holder that does not start.
+const WORD: u64 = 4096;
+
+/// A connection, and the slot that its orders use.
+#[derive(Debug)]
+struct Line {
+    channel: Channel,
+    slot: u32,
+}
+
+#[derive(Debug)]
+struct Lines {
+    idle: Vec<Line>,
+    /// How many there are, with those at work.
+    all: u32,
+}
+
+/// Places that nothing is in.
+#[derive(Debug)]
+struct Free {
+    /// What may be used of the places: those below.
+    most: u32,
+    /// Of which the device has the memory for others.
+    cold: Vec<u32>,
+    /// For which the holder may have memory.
+    warm: BTreeSet<u32>,
+    last_put: Option<Instant>,
+}
+
+/// A device's memory.
+#[derive(Debug)]
+pub(crate) struct Device {
+    socket: PathBuf,
+    /// The holder's, which no other one has.
+    number: u64,
+    /// This daemon's, for the holder.
+    daemon: u64,
+    slots: File,
+    lines: Mutex<Lines>,
+    idle: Condvar,
+    free: Mutex<Free>,
+    /// Whether the holder has ended, and with it what it held.
+    gone: AtomicBool,
+    /// Whether the holder was started just now: it holds nothing of an earlier daemon.
+    started: bool,
+}
+
+/// A place of a device that has a part of a file. It is free once nobody needs it any more.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) number: u32,
+    device: Arc<Device>,
+    /// Whether it stays taken: a journal could not be told that it is free.
+    kept: AtomicBool,
+}
+
+impl Place {
+    /// Has the place stay taken for good.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Puts a whole part into the place. `false` if the device has no memory for it just now.
+    pub(crate) fn put(&self, part: &[u8]) -> io::Result<bool> {
+        self.device.put(self.number, part)
+    }
+
+    /// Reads bytes of the place from `offset` on; both must be within it.
+    pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.device.get(self.number, offset, buffer)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.kept.load(Ordering::Relaxed) {
+            lock(&self.device.free).warm.insert(self.number);
+        }
+    }
+}
+
+/// What a holder says of itself.
+struct Greeting {
+    channel: Channel,
+    number: u64,
+    places: u32,
+    slots: File,
+}
+
+fn greet(socket: &Path, daemon: u64) -> Result<Greeting, SocketError> {
+    let channel = Channel::new(OwnedFd::from(address::connect(socket)?));
+    channel.send(&Order::Hello { version: VERSION, daemon }, &[], LIMIT)?;
+    let (answer, mut fds) = channel.receive::<Answer>(LIMIT)?;
+    match (answer, fds.pop()) {
+        (Answer::Holder { number, places }, Some(slots)) => {
+            let slots = File::from(slots);
+            if slots.metadata()?.len() < PART * u64::from(SLOTS) {
+                return Err(io::Error::other("its slots are too short").into());
+            }
+            Ok(Greeting { channel, number, places, slots })
+        }
+        (Answer::Failed { why }, _) => Err(io::Error::other(why.to_string()).into()),
+        _ => Err(io::Error::other("it is of another version of kedge").into()),
+    }
+}
+
+/// Returns whether nobody listens at a socket, or there is none.
+fn is_nobody(error: &SocketError) -> bool {
+    let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+    matches!(error, SocketError::System(error) if nobody.contains(&error.kind()))
+}
+
+/// Starts a holder that listens at `socket`.
+fn start(spec: &DeviceSpec, socket: &Path, bytes: u64) -> Result<(), CacheError> {
+    let wrong = |why: String| {
+        let why = format!("device memory of {} cannot be a tier: {why}", spec.gpu);
+        Err(CacheError::Tier(why))
+    };
+    let mut command = Command::new(&spec.program);
+    command.args(["--gpu", &spec.gpu, "--hold-bytes", &bytes.to_string(), "--hold"]).arg(socket);
+    // What it has to say later goes where the daemon's own words do.
+    let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
+        Ok(child) => child,
+        Err(error) => return wrong(format!("{}: {error}", spec.program.display())),
+    };
+    let mut line = String::new();
+    if let Some(said) = child.stdout.take() {
+        // No answer ends like one that says nothing.
+        let _ = BufReader::new(said.take(WORD)).read_line(&mut line);
+    }
+    let ready = line.trim() == "ready";
+    let waits = thread::Builder::new().name("holder".into()).spawn(move || child.wait());
+    match (ready, waits) {
+        (true, Ok(_)) => Ok(()),
+        (false, _) if line.trim().is_empty() => wrong("its holder ended at once".into()),
+        (false, _) => wrong(line.trim().to_owned()),
+        (true, Err(error)) => {
+            end(socket);
+            wrong(error.to_string())
+        }
+    }
+}
+
+/// Ends the holder that listens at `socket`, if there is one, whatever it has.
+fn end(socket: &Path) {
+    if let Ok(greeting) = greet(socket, new_number()) {
+        // It may end before it has answered.
+        let _ = ask(&greeting.channel, &Order::End {});
+    }
+}
+
+fn new_number() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn ask(channel: &Channel, order: &Order) -> Result<Answer, SocketError> {
+    channel.send(order, &[], LIMIT)?;
+    Ok(channel.receive::<Answer>(LIMIT)?.0)
+}
+
+fn refused(answer: Answer) -> io::Error {
+    match answer {
+        Answer::Failed { why } => io::Error::other(format!("the device's holder: {}", &*why)),
+        other => io::Error::other(format!("the device's holder answered {other:?}")),
+    }
+}
+
+impl Device {
+    /// Finds the holder at `socket`, or starts one for `bytes` of the device. `None` if there is
+    /// none, and no device to start one for.
+    ///
+    /// # Errors
+    /// If the device cannot be had, or its holder does not answer.
+    pub(crate) fn open(
+        spec: Option<&DeviceSpec>,
+        socket: &Path,
+        bytes: u64,
+    ) -> Result<Option<Device>, CacheError> {
+        let daemon = new_number();
+        let failed = |error: SocketError| {
+            CacheError::Tier(format!(
+                "the holder of device memory at {}: {error}",
+                socket.display()
+            ))
+        };
+        let (first, started) = match greet(socket, daemon) {
+            Ok(greeting) => (greeting, false),
+            Err(error) if is_nobody(&error) => {
+                let Some(spec) = spec.filter(|_| bytes >= PART) else { return Ok(None) };
+                start(spec, socket, bytes)?;
+                (greet(socket, daemon).map_err(failed)?, true)
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let (number, slots) = (first.number, first.slots);
+        let mut idle = vec![Line { channel: first.channel, slot: 0 }];
+        for slot in 1..SLOTS {
+            let channel = greet(socket, daemon).map_err(failed)?.channel;
+            idle.push(Line { channel, slot });
+        }
+        let most = u32::try_from(bytes / PART).unwrap_or(u32::MAX).min(first.places);
+        let cold = if started { (0..most).rev().collect() } else { Vec::new() };
+        // Of an earlier daemon's, any may have memory.
+        let warm = if started { BTreeSet::new() } else { (0..first.places).collect() };
+        Ok(Some(Device {
+            socket: socket.to_owned(),
+            number,
+            daemon,
+            slots,
+            lines: Mutex::new(Lines { idle, all: SLOTS }),
+            idle: Condvar::new(),
+            free: Mutex::new(Free { most, cold, warm, last_put: None }),
+            gone: AtomicBool::new(false),
+            started,
+        }))
+    }
+
+    /// Returns the holder's number: no other holder has it.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns whether the holder was started by this daemon.
+    pub(crate) fn is_new(&self) -> bool {
+        self.started
+    }
+
+    /// Returns whether the holder has ended, and with it what it had.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    /// Returns the bytes that it may hold.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(lock(&self.free).most) * PART
+    }
+
+    /// Takes a place for what an earlier daemon has put there; `None` if it is not there, or is
+    /// taken.
+    pub(crate) fn adopt(self: &Arc<Device>, number: u32) -> Option<Arc<Place>> {
+        let mut free = lock(&self.free);
+        free.warm.remove(&number).then(|| self.place(number))
+    }
+
+    fn place(self: &Arc<Device>, number: u32) -> Arc<Place> {
+        Arc::new(Place { number, device: self.clone(), kept: AtomicBool::new(false) })
+    }
+
+    /// Takes a free place.
+    pub(crate) fn take(self: &Arc<Device>) -> Option<Arc<Place>> {
+        let mut free = lock(&self.free);
+        let most = free.most;
+        let warm = free.warm.range(..most).next_back().copied();
+        let number = match warm {
+            Some(number) => {
+                free.warm.remove(&number);
+                number
+            }
+            None => free.cold.pop()?,
+        };
+        Some(self.place(number))
+    }
+
+    /// Has a line's slot and channel used by `work`.
+    ///
+    /// # Errors
+    /// What `work` failed with, of which its line is not used again; or that the holder is gone.
+    fn with_line<R>(&self, work: impl FnOnce(&Line) -> Result<R, SocketError>) -> io::Result<R> {
+        let mut lines = lock(&self.lines);
+        let mut line = loop {
+            if self.is_gone() || lines.all == 0 {
+                return Err(io::Error::other("the holder of the device's memory has ended"));
+            }
+            match lines.idle.pop() {
+                Some(line) => break line,
+                None => lines = self.idle.wait(lines).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(lines);
+        let result = work(&line);
+        let usable = match &result {
+            Ok(_) => true,
+            // The holder may still use the slot.
+            Err(SocketError::TimedOut { .. }) => false,
+            Err(_) => match greet(&self.socket, self.daemon) {
+                Ok(greeting) if greeting.number == self.number => {
+                    line.channel = greeting.channel;
+                    true
+                }
+                Err(error) if !is_nobody(&error) => false,
+                _ => {
+                    self.gone.store(true, Ordering::SeqCst);
+                    false
+                }
+            },
+        };
+        let mut lines = lock(&self.lines);
+        match usable {
+            true => lines.idle.push(line),
+            false => lines.all -= 1,
+        }
+        drop(lines);
+        if usable {
+            self.idle.notify_one()
+        } else {
+            self.idle.notify_all()
+        }
+        result.map_err(io::Error::other)
+    }
+
+    fn put(&self, place: u32, part: &[u8]) -> io::Result<bool> {
+        lock(&self.free).last_put = Some(Instant::now());
+        let answer = self.with_line(|Line { channel, slot }| {
+            self.slots.write_all_at(part, u64::from(*slot) * PART)?;
+            ask(channel, &Order::Put { slot: *slot, place })
+        })?;
+        match answer {
+            Answer::Done {} => Ok(true),
+            Answer::Full {} => Ok(false),
+            other => Err(refused(other)),
+        }
+    }
+
+    fn get(&self, place: u32, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let answer = self.with_line(|Line { channel, slot }| {
+            let (offset, length) = (offset as u32, buffer.len() as u32);
+            let answer = ask(channel, &Order::Get { place, slot: *slot, offset, length })?;
+            if answer == (Answer::Done {}) {
+                self.slots.read_exact_at(buffer, u64::from(*slot) * PART)?;
+            }
+            Ok(answer)
+        })?;
+        if answer == (Answer::Done {}) { Ok(()) } else { Err(refused(answer)) }
+    }
+
+    /// Gives memory back to the device that nothing is in.
+    pub(crate) fn give_back_idle(&self) {
+        let mut free = lock(&self.free);
+        if free.warm.is_empty() || free.last_put.is_some_and(|last| last.elapsed() < IDLE) {
+            return;
+        }
+        let warm = std::mem::take(&mut free.warm);
+        drop(free);
+        for number in warm {
+            let answer = self.with_line(|line| ask(&line.channel, &Order::Free { place: number }));
+            let mut free = lock(&self.free);
+            match answer {
+                Ok(Answer::Done {}) if number < free.most => free.cold.push(number),
+                Ok(Answer::Done {}) => {}
+                _ => {
+                    free.warm.insert(number);
+                }
+            }
+        }
+    }
+
+    /// Asks the holder whether it is there: its end is known then.
+    pub(crate) fn look(&self) {
+        // Whatever it has is not touched: it is no order to one that has greeted.
+        let _ = self.with_line(|line| {
+            ask(&line.channel, &Order::Hello { version: VERSION, daemon: self.daemon })
+        });
+    }
+
+    /// Ends the holder, which has nothing that is needed.
+    pub(crate) fn end(&self) {
+        let _ = self.with_line(|line| ask(&line.channel, &Order::End {}));
+    }
+
+    /// Returns how many places are free.
+    #[cfg(test)]
+    pub(crate) fn free_places(&self) -> usize {
+        let free = lock(&self.free);
+        free.cold.len() + free.warm.range(..free.most).count()
+    }
+}

@@ -1,0 +1,401 @@
+//! A device's tier over a holder of a test's own, whose places are in this process.
+
+use super::*;
+use crate::adopt;
+use crate::caller::Caller;
+use crate::device::SOCKET;
+use crate::engine::tests::{Scratch, open, write};
+use crate::file::Handle;
+use crate::home;
+use crate::spec::{Fsync, home_in};
+use crate::tier::{make_home, private_folder};
+use kedge_holder::{Answer, Order, SLOTS};
+use kedge_socket::{Channel, address};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MIB: usize = 1 << 20;
+const PLACES: u32 = 6;
+const TIERS: [(&str, Medium); 2] = [("ram", Medium::Ram), ("ram", Medium::Gpu)];
+const MEMORY: TierIndex = 0;
+const BEHIND: TierIndex = 1;
+
+/// A holder that keeps its places in this process.
+struct Holder {
+    socket: PathBuf,
+    lines: Arc<Mutex<Vec<UnixStream>>>,
+    places: Arc<Mutex<HashMap<u32, Vec<u8>>>>,
+}
+
+impl Holder {
+    fn start(scratch: &Scratch) -> Holder {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        fs::create_dir_all(scratch.0.join("ram")).expect("a folder");
+        let at = home_in(&scratch.0.join("ram"), &scratch.0.join("below"));
+        make_home(&at).expect("a home");
+        let folder = at.join(home::DEVICE);
+        private_folder(&folder).expect("a folder");
+        let socket = folder.join(SOCKET);
+        let _ = fs::remove_file(&socket);
+        let listener = address::listen(&socket).expect("a socket");
+        let slots = rustix::fs::memfd_create("slots", rustix::fs::MemfdFlags::CLOEXEC);
+        let slots = Arc::new(File::from(slots.expect("a file")));
+        slots.set_len(PART * u64::from(SLOTS)).expect("a file");
+        let holder = Holder { socket, lines: Arc::default(), places: Arc::default() };
+        let (lines, places) = (holder.lines.clone(), holder.places.clone());
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                lock(&lines).push(stream.try_clone().expect("a stream"));
+                let (slots, places) = (slots.clone(), places.clone());
+                thread::spawn(move || attend(stream, number, &slots, &places));
+            }
+        });
+        holder
+    }
+
+    /// Ends it as a kill does: nobody answers any more, and what it had is gone.
+    fn kill(self) {
+        fs::remove_file(&self.socket).expect("its socket");
+        for line in lock(&self.lines).iter() {
+            let _ = line.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn used(&self) -> usize {
+        lock(&self.places).len()
+    }
+}
+
+fn attend(stream: UnixStream, number: u64, slots: &File, places: &Mutex<HashMap<u32, Vec<u8>>>) {
+    let channel = Channel::new(OwnedFd::from(stream));
+    while let Ok((order, _)) = channel.receive::<Order>(Duration::from_secs(600)) {
+        let from = |slot: u32| u64::from(slot) * PART;
+        let answer = match order {
+            Order::Hello { .. } => {
+                let answer = Answer::Holder { number, places: PLACES };
+                let _ = channel.send(&answer, &[slots.as_fd()], Duration::from_secs(10));
+                continue;
+            }
+            Order::Put { slot, place } => {
+                let mut part = vec![0; PART as usize];
+                slots.read_exact_at(&mut part, from(slot)).expect("a slot");
+                lock(places).insert(place, part);
+                Answer::Done {}
+            }
+            Order::Get { place, slot, offset, length } => {
+                let places = lock(places);
+                let part = places.get(&place).expect("something was put there");
+                let part = &part[offset as usize..(offset + length) as usize];
+                slots.write_all_at(part, from(slot)).expect("a slot");
+                Answer::Done {}
+            }
+            Order::Free { place } => {
+                lock(places).remove(&place);
+                Answer::Done {}
+            }
+            Order::End {} => Answer::Done {},
+        };
+        let _ = channel.send(&answer, &[], Duration::from_secs(10));
+    }
+}
+
+fn engine(scratch: &Scratch) -> Arc<Engine> {
+    let engine = scratch.engine(&TIERS, Fsync::Memory);
+    assert_eq!(engine.desk().limits.rooms()[BEHIND].limit, u64::from(PLACES) * PART);
+    // Host memory is full enough with one part.
+    engine.desk().limits.set_limit(MEMORY, 4 * PART);
+    engine
+}
+
+/// Moves all that may move, and returns how many parts that was.
+fn move_all(engine: &Engine) -> usize {
+    let mut buffer = vec![0; PART as usize];
+    let moved = || engine.move_one(&mut buffer).expect("a holder");
+    std::iter::repeat_with(moved).take_while(|moved| *moved == Moved::Part).count()
+}
+
+fn bytes(first: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / 4096 % 251) as u8 ^ first).collect()
+}
+
+fn reads(engine: &Engine, handle: &Handle) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; 32 * MIB];
+    let read = engine.read(handle, 0, &mut buffer)?;
+    buffer.truncate(read);
+    Ok(buffer)
+}
+
+/// What of a file each tier has dirty, in bytes.
+fn held(handle: &Handle) -> [u64; 2] {
+    let state = handle.file.lock();
+    let of = |tier| {
+        let parts = state.extents.dirty().filter(|(_, other)| *other == tier);
+        parts.map(|(range, _)| range.end - range.start).sum()
+    };
+    [of(MEMORY), of(BEHIND)]
+}
+
+fn free(engine: &Engine) -> usize {
+    engine.device().expect("a device").1.free_places()
+}
+
+#[test]
+fn whole_parts_move_and_are_read_written_and_drained() {
+    let scratch = Scratch::new("moves");
+    let holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    let mut expected = bytes(1, 13 * MIB);
+    // It begins within a part, and ends within another one, which is written just now.
+    write(&engine, &handle, 0, &expected);
+    assert_eq!(move_all(&engine), 3);
+    assert_eq!((held(&handle), holder.used()), ([MIB as u64, 12 * MIB as u64], 3));
+    assert_eq!(engine.desk().limits.rooms().iter().map(|room| room.used).sum::<u64>(), 13 << 20);
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    let mut some = [0; 10];
+    let now = engine.read_now(&handle, 5, &mut some).expect("asked");
+    assert_eq!(now, None, "it waits for the bus where the kernel is answered");
+    // Part of a place is written anew, and all of another one.
+    for (at, new) in [(5 * MIB + 17, bytes(7, 100_000)), (8 * MIB, bytes(9, 4 * MIB))] {
+        write(&engine, &handle, at as u64, &new);
+        expected[at..at + new.len()].copy_from_slice(&new);
+    }
+    assert_eq!(free(&engine), PLACES as usize - 2, "nothing needs that place");
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    engine.drain_file(&handle.file).expect("drained");
+    assert!(fs::read(scratch.below("a")).expect("there") == expected);
+    assert_eq!((held(&handle), free(&engine)), ([0, 0], PLACES as usize));
+    assert!(engine.desk().limits.rooms().iter().all(|room| room.used == 0));
+    let (_, device) = engine.device().expect("a device");
+    wait(|| {
+        device.give_back_idle();
+        holder.used() == 0
+    });
+}
+
+fn wait(done: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if done() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come");
+}
+
+#[test]
+fn a_later_daemon_finds_what_lies_on_the_device() {
+    let scratch = Scratch::new("finds");
+    let holder = Holder::start(&scratch);
+    let mut expected = bytes(3, 12 * MIB);
+    {
+        let engine = engine(&scratch);
+        let handle = open(&engine, &scratch.below("a"));
+        write(&engine, &handle, 0, &expected);
+        engine.let_go(&handle.file);
+        handle.file.lock().writers = 0;
+        move_all(&engine);
+        // Newer bytes, in host memory; the end of one place is cut away.
+        write(&engine, &handle, 100, b"newer");
+        expected[100..105].copy_from_slice(b"newer");
+        let (caller, size) = (Caller { user: 0, group: 0, process: 0 }, 11 * MIB);
+        engine.truncate(&handle.file, caller, &handle.below, size as u64).expect("cut");
+        expected.truncate(size);
+    }
+    for round in 0..2 {
+        // The second time, from a journal that was written anew.
+        let engine = engine(&scratch);
+        assert_eq!(free(&engine), PLACES as usize - 3, "round {round}");
+        assert_eq!(move_all(&engine), 0, "an earlier daemon may have acknowledged it in memory");
+        let handle = open(&engine, &scratch.below("a"));
+        assert!(reads(&engine, &handle).expect("read") == expected, "round {round}");
+    }
+    let engine = engine(&scratch);
+    assert!(adopt::drain(&engine).stuck.is_empty());
+    assert!(fs::read(scratch.below("a")).expect("there") == expected);
+    assert_eq!((free(&engine), lock(&engine.broken).files), (PLACES as usize, 0));
+    drop(holder);
+}
+
+#[test]
+fn a_part_that_is_written_while_it_moves_stays() {
+    let scratch = Scratch::new("stays");
+    let _holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    write(&engine, &handle, 0, &bytes(1, 5 * MIB));
+    let mut buffer = vec![0; PART as usize];
+    let mut begun = || {
+        let (start, shadow) = begin(&handle.file, MEMORY).expect("a part");
+        assert!(begin(&handle.file, MEMORY).is_none(), "it moves already");
+        let place = engine.device().expect("a device").1.take().expect("free");
+        (start, engine.put(&shadow, start, place, &mut buffer))
+    };
+    let end = |(start, put)| engine.moved(&handle.file, start, put, MEMORY, BEHIND).expect("moved");
+    let put = begun();
+    write(&engine, &handle, 4096, b"newer");
+    assert_eq!(end(put), Moved::Nothing);
+    write(&engine, &handle, 4 * MIB as u64, b"another part is written");
+    let put = begun();
+    handle.file.lock().extents.take(0, PART, PART).expect("dirty");
+    assert_eq!(end(put), Moved::Nothing, "it is on its way below");
+    assert_eq!(free(&engine), PLACES as usize);
+    assert_eq!(held(&handle)[BEHIND], 0);
+}
+
+#[test]
+fn what_fsync_has_acknowledged_in_memory_is_not_on_a_device_alone() {
+    let scratch = Scratch::new("acked");
+    let _holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    let expected = bytes(1, 13 * MIB);
+    write(&engine, &handle, 0, &expected);
+    assert_eq!(move_all(&engine), 3);
+    engine.desk().limits.set_limit(MEMORY, 64 << 20);
+    engine.fsync(&handle).expect("in memory");
+    assert_eq!((held(&handle), free(&engine)), ([13 * MIB as u64, 0], PLACES as usize));
+    engine.desk().limits.set_limit(MEMORY, 4 * PART);
+    assert_eq!(move_all(&engine), 0);
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    engine.drain_file(&handle.file).expect("drained");
+    // All of it is below: what comes now was not acknowledged.
+    write(&engine, &handle, 0, &expected);
+    assert_eq!(move_all(&engine), 3);
+    // Where host memory has no room, it goes below.
+    engine.desk().limits.set_limit(MEMORY, 0);
+    engine.fsync(&handle).expect("below");
+    assert_eq!(held(&handle)[BEHIND], 0);
+    assert!(fs::read(scratch.below("a")).expect("there") == expected);
+}
+
+#[test]
+fn what_a_holder_takes_with_it_is_named_and_told_once() {
+    let scratch = Scratch::new("gone");
+    let holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let (a, b) = (open(&engine, &scratch.below("a")), open(&engine, &scratch.below("b")));
+    write(&engine, &a, 0, &bytes(1, 9 * MIB));
+    assert_eq!(move_all(&engine), 2);
+    write(&engine, &b, 0, &bytes(2, MIB));
+    holder.kill();
+    let (_, device) = engine.device().expect("a device");
+    device.look();
+    assert!(device.is_gone());
+    engine.lose_device(BEHIND);
+    let status = engine.status();
+    assert_eq!((status.stuck_files, &*status.stuck[0].path), (1, "a"));
+    assert_eq!((status.stuck[0].bytes, status.tiers[BEHIND].limit), (8 << 20, 0));
+    let error = reads(&engine, &a).expect_err("bytes are lost");
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    reads(&engine, &a).expect_err("the kernel may have read ahead");
+    engine.fsync(&a).expect_err("bytes are lost");
+    let rest = reads(&engine, &a).expect("fsync has told it");
+    assert!(rest[8 * MIB..] == bytes(1, 9 * MIB)[8 * MIB..] && rest[..8 * MIB] == vec![0; 8 * MIB]);
+    assert!(reads(&engine, &b).expect("all of it is there") == bytes(2, MIB));
+    engine.drain_all().expect("the rest is drained");
+    assert_eq!(engine.dirty_files(), 0);
+    // What no fsync was told of stays to be told.
+    a.file.lock().broken.insert(0..100, ());
+    engine.let_go(&a.file);
+    let known = engine.known(a.file.key).expect("it is known");
+    assert!(known.lock().tell_trouble().is_err() && known.lock().tell_trouble().is_err());
+    known.lock().tell_broken(100..200).expect("other bytes");
+    write(&engine, &a, 0, &[1; 50]);
+    known.lock().tell_broken(0..50).expect("they were written anew");
+    known.lock().tell_broken(0..51).expect_err("bytes are lost");
+    known.lock().tell_broken_once().expect_err("bytes are lost");
+    known.lock().tell_trouble().expect("it was told");
+}
+
+#[test]
+fn a_later_daemon_names_what_went_with_a_holder() {
+    let scratch = Scratch::new("later");
+    let holder = Holder::start(&scratch);
+    {
+        let engine = engine(&scratch);
+        let (a, b) = (open(&engine, &scratch.below("a")), open(&engine, &scratch.below("b")));
+        write(&engine, &a, 0, &bytes(1, 9 * MIB));
+        assert_eq!(move_all(&engine), 2);
+        write(&engine, &b, 0, &bytes(2, 5 * MIB));
+        // The daemon is killed as soon as the journal has the place.
+        engine
+            .note(
+                BEHIND,
+                &Record::File(b.file.number, crate::engine::identity(&b.file, &b.file.lock())),
+            )
+            .expect("a journal");
+        engine.note(BEHIND, &Record::Place(b.file.number, 0, PART, 0)).expect("a journal");
+    }
+    holder.kill();
+    let _other = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let lost = lock(&engine.broken).named.clone();
+    let lost: Vec<_> = lost.iter().map(|lost| (&*lost.path, lost.bytes)).collect();
+    assert_eq!(lost, [("a", 8 << 20)], "host memory has all of b");
+    let (a, b) = (open(&engine, &scratch.below("a")), open(&engine, &scratch.below("b")));
+    assert!(engine.read_now(&a, 0, &mut [0; 10]).is_err(), "it is told");
+    assert!(reads(&engine, &b).expect("all of it is there") == bytes(2, 5 * MIB));
+    let recovered = adopt::drain(&engine);
+    assert!(recovered.stuck.is_empty() && recovered.lost.len() == 1, "{recovered:?}");
+    assert!(
+        fs::read(scratch.below("a")).expect("there")[8 * MIB..] == bytes(1, 9 * MIB)[8 * MIB..]
+    );
+    drop((a, b, engine));
+    let engine = scratch.engine(&TIERS, Fsync::Memory);
+    assert_eq!(lock(&engine.broken).files, 0, "it is told once");
+}
+
+#[test]
+fn places_of_a_file_that_is_not_found_are_not_used_again() {
+    let scratch = Scratch::new("nobodys");
+    let holder = Holder::start(&scratch);
+    {
+        let engine = engine(&scratch);
+        let handle = open(&engine, &scratch.below("a"));
+        write(&engine, &handle, 0, &bytes(1, 9 * MIB));
+        assert_eq!(move_all(&engine), 2);
+    }
+    fs::rename(scratch.below("a"), scratch.0.join("elsewhere")).expect("renamed");
+    for _ in 0..2 {
+        let engine = engine(&scratch);
+        let stuck = engine.status().stuck;
+        assert!(stuck.len() == 1 && stuck[0].why.contains("a device's memory"), "{stuck:?}");
+        assert_eq!(free(&engine), PLACES as usize - 2);
+    }
+    fs::rename(scratch.0.join("elsewhere"), scratch.below("a")).expect("renamed");
+    let engine = engine(&scratch);
+    assert!(adopt::drain(&engine).stuck.is_empty());
+    assert!(fs::read(scratch.below("a")).expect("there") == bytes(1, 9 * MIB));
+    drop(holder);
+}
+
+#[test]
+fn a_full_device_has_the_rest_stay() {
+    let scratch = Scratch::new("full");
+    let _holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    engine.desk().limits.set_limit(MEMORY, 64 << 20);
+    let handle = open(&engine, &scratch.below("a"));
+    let expected = bytes(1, 30 * MIB);
+    write(&engine, &handle, 0, &expected);
+    let mut buffer = vec![0; PART as usize];
+    engine.desk().limits.set_limit(MEMORY, 4 * PART);
+    for _ in 0..PLACES {
+        assert_eq!(engine.move_one(&mut buffer).expect("moved"), Moved::Part);
+    }
+    let limit = 4;
+    engine.desk().limits.set_limit(MEMORY, limit);
+    assert_eq!(move_all(&engine), 0);
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    engine.drain_file(&handle.file).expect("drained");
+    assert!(fs::read(scratch.below("a")).expect("there") == expected);
+}
