@@ -11,7 +11,7 @@ use crate::types::{
 impl Engine {
     /// The host touches a page that its view does not let it. `by`: the stream whose host function
     /// touches; the work behind that has not begun, and is not waited for. Nothing is to be done
-    /// where another thread was faster.
+    /// where another thread was faster. A kernel that has to be waited for is taken for running.
     ///
     /// # Errors
     /// The page is no managed memory.
@@ -42,7 +42,9 @@ impl Engine {
         Ok(Step::Do(out.done()))
     }
 
-    /// Whether a touch would have to wait for work now; nothing changes.
+    /// Returns what a touch would have to wait for now, if anything. Nothing changes: unlike
+    /// [`Self::touch`], this does not take the work for running, so whoever can tell what of it is
+    /// over asks this first, and reports that.
     ///
     /// # Errors
     /// The page is no managed memory.
@@ -51,9 +53,10 @@ impl Engine {
         page: u64,
         access: Access,
         by: Option<StreamId>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Step>, Error> {
         let region = self.region(page).ok_or(Error::NotManaged(page))?;
-        Ok(self.is_shut(page, access) && self.must_wait(region.attach, by).is_some())
+        let shut = self.is_shut(page, access);
+        Ok(if shut { self.must_wait(region.attach, by) } else { None })
     }
 
     /// The host is about to touch a range by itself: kedge's own code, or a system call.

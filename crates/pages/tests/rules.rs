@@ -111,6 +111,25 @@ fn a_block_that_both_sides_touch_becomes_host_memory_once() {
     assert_ne!(engine.touch(START + BLOCK, Access::Read, None).unwrap(), Step::Do(vec![]));
 }
 
+/// Whoever asks what a touch would wait for, and reports that it is over, has no kernel taken for
+/// running.
+#[test]
+fn a_block_that_is_touched_behind_a_kernel_stays() {
+    let mut engine = engine(None, true);
+    engine.alloc(START..START + 2 * BLOCK, Attach::Global, GPU).unwrap();
+    for page in START..START + 3 {
+        launch(&mut engine, &[START]);
+        let waits = engine.touch_waits(page, Access::Write, None).unwrap();
+        let ticket = engine.ticket();
+        assert_eq!(waits, Some(Step::Wait { streams: vec![(GPU, STREAM)], ticket }));
+        engine.over(GPU, STREAM, ticket);
+        assert_eq!(engine.touch_waits(page, Access::Write, None).unwrap(), None);
+        let actions = touch(&mut engine, page, Access::Write);
+        let told = actions.iter().any(|action| matches!(action, Action::Tell(_)));
+        assert!(!told && !actions.is_empty(), "{actions:?}");
+    }
+}
+
 /// Of three regions of two blocks, two fit: the launch that wants the third moves the one that was
 /// used least recently.
 #[test]

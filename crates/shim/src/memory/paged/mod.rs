@@ -274,8 +274,7 @@ impl Paged {
     fn touch(&self, page: u64, access: Access, thread: i32) -> Result<(), CuError> {
         let by = |state: &State| state.inside.filter(|it| it.0 == thread).map(|it| it.1);
         let open = Cell::new(false);
-        // A kernel that is over does not touch the page as well.
-        self.note_rest(&mut self.lock())?;
+        self.note_over(page, access, thread)?;
         let mut state = self.done(|state| {
             let step = state.engine.touch(page, access, by(state));
             open.set(matches!(&step, Ok(Step::Do(actions)) if actions.is_empty()));
@@ -303,7 +302,7 @@ impl Paged {
         let state = self.lock();
         let by = state.inside.filter(|it| it.0 == thread).map(|it| it.1);
         let idle = session::get().is_ok_and(|session| session.client.is_idle());
-        !idle && matches!(state.engine.touch_waits(page, access, by), Ok(true))
+        !idle && matches!(state.engine.touch_waits(page, access, by), Ok(Some(_)))
     }
 
     /// Does what the engine has said. Meanwhile a checkpoint saves the pages that are moved as if
@@ -456,6 +455,29 @@ impl Paged {
             self.carry_out(state, actions);
         }
         Ok(idle)
+    }
+
+    /// Has the engine know which of the work is over that a touch would wait for: a kernel that is
+    /// over does not touch the page as well. The devices are asked, for the client may learn that
+    /// all is idle only after a wait of the program's has returned.
+    fn note_over(&self, page: u64, access: Access, thread: i32) -> Result<(), CuError> {
+        let mut state = self.lock();
+        if self.note_rest(&mut state)? {
+            return Ok(());
+        }
+        let by = state.inside.filter(|it| it.0 == thread).map(|it| it.1);
+        let waits = state.engine.touch_waits(page, access, by).map_err(refused)?;
+        drop(state);
+        let Some(Step::Wait { streams, ticket }) = waits else { return Ok(()) };
+        for (node, stream) in streams {
+            let query = Call::StreamQuery { stream: StreamId(stream.0 as u32) };
+            if session::get()?.call_status(&query).is_ok() {
+                let mut state = self.lock();
+                let actions = state.engine.over(node, stream, ticket);
+                self.carry_out(&mut state, actions);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the pages to which a kernel's arguments point, and has the engine know how much
