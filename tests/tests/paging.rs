@@ -3,6 +3,7 @@
 
 use kedge_tests::back::{BETWEEN, Job, Place};
 use kedge_tests::job::User;
+use kedge_tests::server::Served;
 
 const STEPS: u64 = 120;
 /// Three times what the device has.
@@ -46,6 +47,18 @@ fn programs_use_more_than_the_device_has() {
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
     assert_eq!(place.count("managed memory"), 0, "{}", place.log());
+}
+
+/// Its host memory is a mirror of the program's, so nothing goes to and fro by pages.
+#[test]
+fn a_server_s_devices_keep_it_in_host_memory() {
+    let server = Served::start(&["--gpu", "soft:apart"]);
+    let place = place("pafar", User::Same).expect("the test's own user");
+    let program = place.program.display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "12", "0", "16"];
+    let mut job = Job::start(place.kedge(&run));
+    job.read_to(12);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
 }
 
 #[test]

@@ -27,7 +27,7 @@ use kedge_device::NewBackend;
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::Layers;
 use kedge_keys::{Connection, RecordError, Secrets};
-use kedge_protocol::{Message, Refusal, Welcome};
+use kedge_protocol::{DeviceInfo, Message, Refusal, Welcome};
 use kedge_remote::{
     Answer, Aside, Ask, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender, Start, Terms,
     ToFar, ToNear, read_one, write_one,
@@ -121,7 +121,9 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
             return Err(FarError::NoDevice(error.to_string()));
         }
     };
-    let devices = account.devices(built.devices());
+    // Their host memory is a mirror of the client's: pages do not go to and fro between the two.
+    let near = |device| DeviceInfo { apart: false, ..device };
+    let devices = account.devices(built.devices()).into_iter().map(near).collect::<Vec<_>>();
     let devices = List::new(devices).unwrap_or_default();
     let driver_version = built.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };

@@ -145,6 +145,10 @@ pub(super) fn prefetch(addr: u64, bytes: u64, on_device: bool) {
     let home = device_of(addr).map_or(NODE, NodeId);
     let to = if on_device { Place::Node(home) } else { Place::Host };
     let mut state = paged.lock();
+    if on_device {
+        // What it knows may be of before an allocation or its end. Without it the pages stay.
+        let _ = region::look_for_room(&mut state, home.0, bytes);
+    }
     if let Ok(actions) = state.engine.prefetch(pages_of(addr, bytes), to) {
         paged.carry_out(&mut state, actions);
     }

@@ -12,6 +12,10 @@ use kedge_cuda_types::CuError;
 use kedge_pages::{Attach, BLOCK, NodeId, PAGE};
 use kedge_protocol::{Call, Post};
 
+/// Each block that is in host memory is a mapping of the proxy's, of which a client has 16,384 for
+/// all that it shares, and some of the program's own.
+const MAX_BLOCKS: u64 = 8192;
+
 /// What lies where an allocation is.
 #[derive(Debug)]
 pub(super) struct Region {
@@ -40,7 +44,10 @@ pub(in crate::memory) fn alloc(kind: Kind, size: u64) -> Result<u64, CuError> {
     // What is smaller than a block shares one with others, as long as the device has room.
     let small = bytes < BLOCK_BYTES;
     let heap = || from_heap(&current, size, bytes);
-    let blocks = || from_blocks(&current, size, bytes);
+    let blocks = || match paged.lock().has_blocks_for(bytes) {
+        true => from_blocks(&current, size, bytes),
+        false => Err(CuError::OUT_OF_MEMORY),
+    };
     let made = if small { heap() } else { blocks() };
     let (base, behind) = match made {
         Err(CuError::OUT_OF_MEMORY) if small => blocks()?,
@@ -70,6 +77,16 @@ pub(in crate::memory) fn alloc(kind: Kind, size: u64) -> Result<u64, CuError> {
     drop(state);
     MEMORY.record(&current, kind, base, size, bytes);
     Ok(base)
+}
+
+impl State {
+    /// Whether so many bytes more may lie in blocks.
+    fn has_blocks_for(&self, bytes: u64) -> bool {
+        let in_blocks = |region: &&Region| matches!(region.behind, Behind::Blocks(_));
+        let sizes = self.regions.values().filter(in_blocks).map(|region| region.size);
+        let blocks = sizes.chain([bytes]).map(|size| size.div_ceil(BLOCK_BYTES));
+        blocks.fold(0, u64::saturating_add) <= MAX_BLOCKS
+    }
 }
 
 /// Takes a part of the device's memory, in whole pages.
