@@ -81,8 +81,8 @@ fn hold_memory(hold: &Hold, options: &Options) -> ExitCode {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"kedge-holder".as_ptr()) };
     let _ = std::env::set_current_dir("/");
     let ready = || {
-        // Whoever started it may have gone.
-        let _ = writeln!(std::io::stdout(), "ready");
+        let mut out = std::io::stdout();
+        writeln!(out, "ready").and_then(|()| out.flush())
     };
     match holder::serve(hold, &options.backend, ready) {
         Ok(()) => ExitCode::SUCCESS,

@@ -194,3 +194,31 @@ fn what_cannot_be_held_is_told_to_who_started_it() {
         assert!(!output.status.success() && said.contains(why), "{said}");
     }
 }
+
+#[test]
+fn a_second_holder_leaves_the_first_its_socket() {
+    let held = Held::start("second", u64::from(PLACES) * PART);
+    let (_, number, _) = held.greet();
+    let second = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"))
+        .args(["--gpu", "soft", "--hold-bytes", &PART.to_string(), "--hold"])
+        .arg(held.folder.join("socket"))
+        .output()
+        .expect("a holder");
+    let said = String::from_utf8(second.stdout).expect("text");
+    assert!(!second.status.success() && said.contains("another holder"), "{said}");
+    assert_eq!(held.greet().1, number, "what the first one has could be reached no more");
+}
+
+#[test]
+fn a_holder_that_nobody_waits_for_ends() {
+    let folder = std::env::temp_dir().join(format!("kedge-nobody-{}", std::process::id()));
+    fs::create_dir(&folder).expect("a folder");
+    let socket = folder.join("socket");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"));
+    command.args(["--gpu", "soft", "--hold-bytes", &PART.to_string(), "--hold"]).arg(&socket);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("a holder");
+    drop(child.stdout.take());
+    assert!(!child.wait().expect("its end").success());
+    assert!(!socket.exists(), "it would be looked for there");
+    fs::remove_dir_all(&folder).expect("a folder");
+}

@@ -16,12 +16,13 @@ use kedge_socket::{Channel, SocketError, address, is_own_user};
 use kedge_wire::Text;
 use memory::{Memory, MemoryHost};
 use slots::Slots;
-use std::fs;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -54,6 +55,9 @@ pub enum HoldError {
     /// The size is none.
     #[error("a holder has from 4 MiB to 768 GiB, and --hold-bytes says {0}")]
     Size(u64),
+    /// Another holder listens at the socket, or is about to.
+    #[error("another holder listens at {}, or is about to: try again", .0.display())]
+    Held(PathBuf),
     /// The system refused something.
     #[error("cannot {what} {}: {source}", path.display())]
     System {
@@ -74,6 +78,8 @@ struct Holder {
     slots: Slots,
     memory: Memory,
     socket: PathBuf,
+    /// Locked as long as the socket is this holder's.
+    lock: File,
     connections: AtomicUsize,
     daemon: Daemon,
 }
@@ -111,18 +117,46 @@ impl Drop for Attended<'_> {
     }
 }
 
+/// Has a socket be this holder's alone. Its lock is a file beside it.
+fn take(socket: &Path) -> Result<File, HoldError> {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    let path = PathBuf::from(path);
+    let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+    let locked = opened.map_err(TryLockError::Error).and_then(|file| {
+        file.try_lock()?;
+        Ok(file)
+    });
+    locked.map_err(|error| match error {
+        TryLockError::WouldBlock => HoldError::Held(socket.to_owned()),
+        TryLockError::Error(source) => HoldError::System { what: "lock", path, source },
+    })
+}
+
 /// Holds memory until a cache ends it. `ready` is called when caches can reach it.
 ///
 /// # Errors
-/// If the device or the socket cannot be had.
-pub fn serve(hold: &Hold, config: &BackendConfig, ready: impl FnOnce()) -> Result<(), HoldError> {
+/// If the device or the socket cannot be had, or what waits for it cannot be told.
+pub fn serve(
+    hold: &Hold,
+    config: &BackendConfig,
+    ready: impl FnOnce() -> io::Result<()>,
+) -> Result<(), HoldError> {
     let holder = Arc::new(open(hold, config)?);
     let failed =
         |source| HoldError::System { what: "listen at", path: hold.socket.clone(), source };
-    // One before it may have left it; whoever starts this one has looked that none is there.
+    // One before it may have left it, which has ended: the lock says so.
     let _ = fs::remove_file(&hold.socket);
     let listener = address::listen(&hold.socket).map_err(failed)?;
-    ready();
+    if let Err(source) = ready() {
+        // Whoever started it has gone, and nobody would know of it.
+        let _ = fs::remove_file(&hold.socket);
+        return Err(HoldError::System {
+            what: "tell who waits for",
+            path: hold.socket.clone(),
+            source,
+        });
+    }
     for stream in listener.incoming() {
         // Who came is gone again.
         let Ok(stream) = stream else { continue };
@@ -166,7 +200,8 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
     let memory = Memory::start(backend.start(), exact).map_err(HoldError::Use)?;
     let number = RandomState::new().build_hasher().finish();
     let (socket, connections) = (hold.socket.clone(), AtomicUsize::new(0));
-    Ok(Holder { number, places, slots, memory, socket, connections, daemon: Daemon::default() })
+    let (lock, daemon) = (take(&hold.socket)?, Daemon::default());
+    Ok(Holder { number, places, slots, memory, socket, lock, connections, daemon })
 }
 
 impl Holder {
@@ -200,6 +235,8 @@ impl Holder {
                 }
                 Order::End {} if greeted => {
                     let _ = fs::remove_file(&self.socket);
+                    // The next one may come before this process has ended.
+                    let _ = self.lock.unlock();
                     let _ = channel.send(&Answer::Done {}, &[], SEND_LIMIT);
                     // The driver takes back what this process has.
                     std::process::exit(0);
