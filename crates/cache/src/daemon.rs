@@ -398,7 +398,7 @@ fn failures(failed: &[(String, io::Error)]) -> String {
     if failed.len() > said.len() {
         said.push(format!("and {} more", failed.len() - said.len()));
     }
-    format!("not all could be drained, and stays in its tier: {}", said.join("; "))
+    format!("not all is below; what is not lost stays in its tier: {}", said.join("; "))
 }
 
 /// Drains and unmounts; whatever fails, the cache goes on as before. With `leave`, what cannot be

@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 pub(crate) const SOCKET: &str = "holder";
 /// An answer that takes longer does not come: a copy of a part takes a millisecond.
 const LIMIT: Duration = Duration::from_secs(30);
+/// A holder that is not ready by then is ended: a device's driver starts within seconds.
+const START: Duration = Duration::from_secs(60);
 /// Memory that nothing was put into for so long goes back to the device.
 const IDLE: Duration = Duration::from_secs(1);
 /// The longest word of a holder that does not start.
@@ -79,7 +81,8 @@ pub(crate) struct Device {
 pub(crate) struct Place {
     pub(crate) number: u32,
     device: Arc<Device>,
-    /// Whether it stays taken: a journal could not be told that it is free.
+    /// Whether it stays taken: a journal could not be told that it is free, or the holder may
+    /// still put something there that it was asked for.
     kept: AtomicBool,
 }
 
@@ -90,8 +93,15 @@ impl Place {
     }
 
     /// Puts a whole part into the place. `false` if the device has no memory for it just now.
+    ///
+    /// # Errors
+    /// If the holder says so; or does not answer, and the place stays taken for good.
     pub(crate) fn put(&self, part: &[u8]) -> io::Result<bool> {
-        self.device.put(self.number, part)
+        match self.device.put(self.number, part).inspect_err(|_| self.keep())? {
+            Answer::Done {} => Ok(true),
+            Answer::Full {} => Ok(false),
+            other => Err(refused(other)),
+        }
     }
 
     /// Reads bytes of the place from `offset` on; both must be within it.
@@ -152,11 +162,25 @@ fn start(spec: &DeviceSpec, socket: &Path, bytes: u64) -> Result<(), CacheError>
         Ok(child) => child,
         Err(error) => return wrong(format!("{}: {error}", spec.program.display())),
     };
-    let mut line = String::new();
-    if let Some(said) = child.stdout.take() {
-        // No answer ends like one that says nothing.
-        let _ = BufReader::new(said.take(WORD)).read_line(&mut line);
-    }
+    let (sender, word) = mpsc::channel();
+    let said = child.stdout.take();
+    let reads = thread::Builder::new().name("ready".into()).spawn(move || {
+        let mut line = String::new();
+        if let Some(said) = said {
+            // No answer ends like one that says nothing.
+            let _ = BufReader::new(said.take(WORD)).read_line(&mut line);
+        }
+        let _ = sender.send(line);
+    });
+    let line = match (word.recv_timeout(START), reads) {
+        (Ok(line), _) => line,
+        (Err(_), reads) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            let late = || format!("its holder is not ready after {} s", START.as_secs());
+            return wrong(reads.map_or_else(|error| error.to_string(), |_| late()));
+        }
+    };
     let ready = line.trim() == "ready";
     let waits = thread::Builder::new().name("holder".into()).spawn(move || child.wait());
     match (ready, waits) {
@@ -337,17 +361,12 @@ impl Device {
         result.map_err(io::Error::other)
     }
 
-    fn put(&self, place: u32, part: &[u8]) -> io::Result<bool> {
+    fn put(&self, place: u32, part: &[u8]) -> io::Result<Answer> {
         lock(&self.free).last_put = Some(Instant::now());
-        let answer = self.with_line(|Line { channel, slot }| {
+        self.with_line(|Line { channel, slot }| {
             self.slots.write_all_at(part, u64::from(*slot) * PART)?;
             ask(channel, &Order::Put { slot: *slot, place })
-        })?;
-        match answer {
-            Answer::Done {} => Ok(true),
-            Answer::Full {} => Ok(false),
-            other => Err(refused(other)),
-        }
+        })
     }
 
     fn get(&self, place: u32, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -376,9 +395,11 @@ impl Device {
             match answer {
                 Ok(Answer::Done {}) if number < free.most => free.cold.push(number),
                 Ok(Answer::Done {}) => {}
-                _ => {
+                Ok(_) => {
                     free.warm.insert(number);
                 }
+                // It may be done later, to whatever is there by then: nothing is put there again.
+                Err(_) => {}
             }
         }
     }

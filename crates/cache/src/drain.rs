@@ -7,6 +7,7 @@ use crate::extents::{Flight, TierIndex};
 use crate::faults::Point;
 use crate::file::{CachedFile, Handle, Keeping, State, Trouble};
 use crate::journal::Record;
+use crate::moves::LOST;
 use crate::shadow::Shadow;
 use crate::spec::{Fsync, Medium};
 use crate::tier::lock;
@@ -232,24 +233,31 @@ impl Engine {
     /// Drains everything that is dirty now.
     ///
     /// # Errors
-    /// The names of files that could not be drained, and why.
+    /// The names of files that could not be drained, and why; also those of which a device has lost
+    /// bytes, as long as no fsync was told.
     pub(crate) fn drain_all(self: &Arc<Engine>) -> Result<(), Vec<(String, io::Error)>> {
         let mut files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
         // Once for each: a program may ask for another order meanwhile.
         files.sort_by_cached_key(|file| file.lock().keeping == Keeping::Last);
         let mut failed = Vec::new();
         for file in files {
-            if file.lock().extents.is_clean() {
-                continue;
-            }
-            let drained = match self.goes_before(&file) {
+            let clean = file.lock().extents.is_clean();
+            let before = if clean { None } else { self.goes_before(&file) };
+            let drained = match before {
+                _ if clean => Ok(()),
                 Some(_) => {
                     Err(io::Error::other("others of its folder go first, and are not below"))
                 }
                 None => self.drain_file(&file),
             };
+            let state = file.lock();
+            let lost = if state.orphan { 0 } else { state.broken.total() };
+            let drained = match lost {
+                0 => drained,
+                lost => Err(io::Error::other(format!("{lost} bytes are {LOST}"))),
+            };
             if let Err(error) = drained {
-                failed.push((String::from_utf8_lossy(&file.lock().path).into_owned(), error));
+                failed.push((String::from_utf8_lossy(&state.path).into_owned(), error));
             }
         }
         if failed.is_empty() { Ok(()) } else { Err(failed) }
@@ -281,11 +289,13 @@ impl Engine {
     /// cut, one of both is there.
     ///
     /// # Errors
-    /// If that cannot be; the other file should keep its name then.
+    /// If that cannot be, or a device has lost bytes of it and no fsync was told: the other file
+    /// should keep its name then.
     pub(crate) fn persist_replacement(self: &Arc<Engine>, node: &OwnedFd) -> io::Result<()> {
         let stat = below::stat(node)?;
         if let Some(file) = self.known((stat.st_dev, stat.st_ino)) {
             let state = file.lock();
+            state.tell_broken(0..u64::MAX)?;
             let (below, clean) = (state.below.clone(), state.extents.is_clean());
             drop(state);
             match below {

@@ -78,9 +78,9 @@ pub(crate) struct State {
     pub(crate) uncut: RangeMap<TierIndex>,
     /// What the file system below has lost after it had taken it, as a sync there told once.
     pub(crate) lost: Option<Trouble>,
-    /// The parts that are being put on a device, by where they begin: a write there takes one away,
-    /// and what was put does not count then.
-    pub(crate) moving: Vec<u64>,
+    /// The parts that are being put on a device, by where they begin, and whether one was written
+    /// meanwhile: what was put does not count then, and no other mover begins with it before.
+    pub(crate) moving: Vec<(u64, bool)>,
     /// The part that was written last, by where it begins, and when.
     pub(crate) hot: Option<(u64, Instant)>,
     /// Whether nothing of it is to be on a device alone, until all is below: an fsync has
@@ -97,6 +97,11 @@ impl State {
     /// file's other bytes from being drained.
     pub(crate) fn drains_first(&mut self) {
         self.drains_first = Some(Instant::now() + WAY);
+    }
+
+    /// Returns where what the cache knows of the file ends. What is lost and not told is no end.
+    pub(crate) fn end(&self) -> u64 {
+        self.extents.end().max(self.broken.end().unwrap_or(0))
     }
 
     /// Tells that a device has lost bytes of `range`: to each read, as the kernel reads ahead and
@@ -251,7 +256,7 @@ impl CachedFile {
     /// Returns the file's size, for those who read it here.
     pub(crate) fn size(&self, state: &State) -> io::Result<u64> {
         let below = below::stat(&self.node)?.st_size as u64;
-        Ok(below.max(state.extents.end()))
+        Ok(below.max(state.end()))
     }
 }
 

@@ -33,6 +33,9 @@ const LOOKED_AT: usize = 256;
 const NAP: Duration = Duration::from_millis(20);
 const FULL: Duration = Duration::from_secs(1);
 
+/// What is said of bytes that a device has lost.
+pub(crate) const LOST: &str = "lost: the process that held them in a device's memory has ended";
+
 /// What became of a try to move a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
@@ -123,8 +126,9 @@ impl Engine {
         let part = part_of(start);
         let _world = self.world.read();
         let mut state = file.lock();
-        let noted = state.moving.iter().position(|moving| *moving == start);
-        let unchanged = noted.map(|at| state.moving.swap_remove(at)).is_some()
+        let noted = state.moving.iter().position(|(moving, _)| *moving == start);
+        let changed = noted.is_none_or(|at| state.moving.swap_remove(at).1);
+        let unchanged = !changed
             && !state.stays
             && !state.orphan
             && state.extents.is_dirty_in(&part, memory)
@@ -253,8 +257,7 @@ impl Engine {
     /// Notes that a device has lost bytes of a file.
     pub(crate) fn note_broken(&self, path: &[u8], bytes: u64) -> Stuck {
         let path = String::from_utf8_lossy(path).into_owned();
-        let why = "lost: the process that held them in a device's memory has ended";
-        let stuck = Stuck { path, bytes, why: why.to_owned() };
+        let stuck = Stuck { path, bytes, why: LOST.to_owned() };
         let mut broken = lock(&self.broken);
         broken.files += 1;
         if broken.named.len() < NAMED {
@@ -285,10 +288,11 @@ fn begin(file: &CachedFile, memory: TierIndex) -> Option<(u64, Shadow)> {
     }
     let hot = state.hot.filter(|(_, since)| state.writers > 0 && since.elapsed() < COLD);
     let hot = hot.map(|(start, _)| start);
-    let cold = |start: u64| !state.moving.contains(&start) && Some(start) != hot;
+    let moves = |start: u64| state.moving.iter().any(|(moving, _)| *moving == start);
+    let cold = |start: u64| !moves(start) && Some(start) != hot;
     let start = state.extents.last_whole_part(memory, PART, cold)?;
     let shadow = state.shadows[memory].clone()?;
-    state.moving.push(start);
+    state.moving.push((start, false));
     Some((start, shadow))
 }
 

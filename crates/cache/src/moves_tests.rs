@@ -7,8 +7,11 @@ use crate::device::SOCKET;
 use crate::engine::tests::{Scratch, open, write};
 use crate::file::Handle;
 use crate::home;
+use crate::names::Rename;
+use crate::nodes::Nodes;
 use crate::spec::{Fsync, home_in};
 use crate::tier::{make_home, private_folder};
+use fuser::RenameFlags;
 use kedge_holder::{Answer, Order, SLOTS};
 use kedge_socket::{Channel, address};
 use std::collections::HashMap;
@@ -19,7 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const MIB: usize = 1 << 20;
 const PLACES: u32 = 6;
@@ -32,6 +35,8 @@ struct Holder {
     socket: PathBuf,
     lines: Arc<Mutex<Vec<UnixStream>>>,
     places: Arc<Mutex<HashMap<u32, Vec<u8>>>>,
+    /// Whether the next Put or Free gets no answer.
+    silent: Arc<AtomicBool>,
 }
 
 impl Holder {
@@ -49,13 +54,15 @@ impl Holder {
         let slots = rustix::fs::memfd_create("slots", rustix::fs::MemfdFlags::CLOEXEC);
         let slots = Arc::new(File::from(slots.expect("a file")));
         slots.set_len(PART * u64::from(SLOTS)).expect("a file");
-        let holder = Holder { socket, lines: Arc::default(), places: Arc::default() };
+        let (lines, places, silent) = (Arc::default(), Arc::default(), Arc::default());
+        let holder = Holder { socket, lines, places, silent };
         let (lines, places) = (holder.lines.clone(), holder.places.clone());
+        let silent = holder.silent.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 lock(&lines).push(stream.try_clone().expect("a stream"));
-                let (slots, places) = (slots.clone(), places.clone());
-                thread::spawn(move || attend(stream, number, &slots, &places));
+                let (slots, places, silent) = (slots.clone(), places.clone(), silent.clone());
+                thread::spawn(move || attend(stream, number, &slots, &places, &silent));
             }
         });
         holder
@@ -74,10 +81,23 @@ impl Holder {
     }
 }
 
-fn attend(stream: UnixStream, number: u64, slots: &File, places: &Mutex<HashMap<u32, Vec<u8>>>) {
+fn attend(
+    stream: UnixStream,
+    number: u64,
+    slots: &File,
+    places: &Mutex<HashMap<u32, Vec<u8>>>,
+    silent: &AtomicBool,
+) {
+    let line = stream.try_clone().expect("a stream");
     let channel = Channel::new(OwnedFd::from(stream));
     while let Ok((order, _)) = channel.receive::<Order>(Duration::from_secs(600)) {
         let from = |slot: u32| u64::from(slot) * PART;
+        if matches!(order, Order::Put { .. } | Order::Free { .. })
+            && silent.swap(false, Ordering::SeqCst)
+        {
+            let _ = line.shutdown(Shutdown::Both);
+            return;
+        }
         let answer = match order {
             Order::Hello { .. } => {
                 let answer = Answer::Holder { number, places: PLACES };
@@ -252,6 +272,58 @@ fn a_part_that_is_written_while_it_moves_stays() {
 }
 
 #[test]
+fn a_part_that_is_written_while_it_moves_is_not_begun_twice() {
+    let scratch = Scratch::new("twice");
+    let _holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    let mut expected = bytes(1, 5 * MIB);
+    write(&engine, &handle, 0, &expected);
+    let begun = || {
+        handle.file.lock().hot = None;
+        let (start, shadow) = begin(&handle.file, MEMORY)?;
+        let place = engine.device().expect("a device").1.take().expect("free");
+        let put = engine.put(&shadow, start, place, &mut vec![0; PART as usize]);
+        Some((start, put))
+    };
+    let end = |(start, put)| engine.moved(&handle.file, start, put, MEMORY, BEHIND).expect("moved");
+    let first = begun().expect("a part");
+    write(&engine, &handle, 4096, b"newer");
+    expected[4096..4101].copy_from_slice(b"newer");
+    let second = begun();
+    assert_eq!(end(first), Moved::Nothing, "what it has put is older");
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    assert!(second.is_none(), "the first mover was not back");
+    assert_eq!(end(begun().expect("it may move again")), Moved::Part);
+    assert!(reads(&engine, &handle).expect("read") == expected);
+}
+
+#[test]
+fn a_place_that_an_order_may_still_come_to_is_not_used_again() {
+    let scratch = Scratch::new("silent");
+    let holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    let expected = bytes(1, 13 * MIB);
+    write(&engine, &handle, 0, &expected);
+    holder.silent.store(true, Ordering::SeqCst);
+    engine.move_one(&mut vec![0; PART as usize]).expect_err("no answer");
+    assert_eq!(free(&engine), PLACES as usize - 1);
+    assert_eq!(move_all(&engine), 3, "its other places are used");
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    engine.drain_file(&handle.file).expect("drained");
+    assert_eq!(free(&engine), PLACES as usize - 1);
+    holder.silent.store(true, Ordering::SeqCst);
+    let (_, device) = engine.device().expect("a device");
+    wait(|| {
+        device.give_back_idle();
+        holder.used() <= 1
+    });
+    assert!(!holder.silent.load(Ordering::SeqCst), "it was asked");
+    assert_eq!(free(&engine), PLACES as usize - 2);
+}
+
+#[test]
 fn what_fsync_has_acknowledged_in_memory_is_not_on_a_device_alone() {
     let scratch = Scratch::new("acked");
     let _holder = Holder::start(&scratch);
@@ -294,6 +366,11 @@ fn what_a_holder_takes_with_it_is_named_and_told_once() {
     let status = engine.status();
     assert_eq!((status.stuck_files, &*status.stuck[0].path), (1, "a"));
     assert_eq!((status.stuck[0].bytes, status.tiers[BEHIND].limit), (8 << 20, 0));
+    // Even where nothing else of the file is left, it ends where it did.
+    let size = || a.file.size(&a.file.lock()).expect("a size");
+    let failed = engine.drain_all().expect_err("bytes are lost");
+    assert_eq!((failed.len(), &*failed[0].0, size()), (1, "a", 9 << 20));
+    assert!(failed[0].1.to_string().starts_with("8388608 bytes are lost"), "{failed:?}");
     let error = reads(&engine, &a).expect_err("bytes are lost");
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     reads(&engine, &a).expect_err("the kernel may have read ahead");
@@ -314,6 +391,38 @@ fn what_a_holder_takes_with_it_is_named_and_told_once() {
     known.lock().tell_broken(0..51).expect_err("bytes are lost");
     known.lock().tell_broken_once().expect_err("bytes are lost");
     known.lock().tell_trouble().expect("it was told");
+}
+
+#[test]
+fn a_lost_tail_is_no_end_of_its_file_and_replaces_no_other_one() {
+    for fsync in [Fsync::Memory, Fsync::Drain] {
+        let scratch = Scratch::new(&format!("tail{fsync:?}"));
+        let holder = Holder::start(&scratch);
+        let engine = scratch.engine(&TIERS, fsync);
+        engine.desk().limits.set_limit(MEMORY, 4 * PART);
+        fs::write(scratch.below("a"), "older").expect("a file");
+        let a = open(&engine, &scratch.below("a"));
+        write(&engine, &a, 0, &bytes(1, 8 * MIB));
+        assert_eq!(move_all(&engine), 2);
+        fs::write(scratch.below("b"), "good").expect("a file");
+        let nodes = Nodes::new(engine.below.root.try_clone().expect("a folder")).expect("a folder");
+        let names = [(1, "a".as_ref()), (1, "b".as_ref())];
+        let rename = Rename::new(&nodes, names[0], names[1], RenameFlags::empty()).expect("names");
+        holder.kill();
+        engine.device().expect("a device").1.look();
+        engine.lose_device(BEHIND);
+        assert_eq!(a.file.size(&a.file.lock()).expect("a size"), 8 << 20);
+        reads(&engine, &a).expect_err("bytes are lost");
+        assert!(!engine.is_settled(&a.file.node, Duration::ZERO));
+        let node = rename.replacement(&engine).expect("it is looked at");
+        for _ in 0..2 {
+            engine.persist_replacement(&node).expect_err("bytes are lost");
+        }
+        engine.drain_all().expect_err("bytes are lost");
+        engine.fsync(&a).expect_err("bytes are lost");
+        engine.persist_replacement(&node).expect("fsync has told it");
+        engine.drain_all().expect("fsync has told it");
+    }
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Engine {
             && let Some(file) = self.known(key_of(stat))
         {
             let state = file.lock();
-            attributes.size = attributes.size.max(state.extents.end());
+            attributes.size = attributes.size.max(state.end());
             attributes.blocks += state.extents.unwritten().div_ceil(512);
             if let Some(written) = state.written {
                 attributes.mtime = written;
@@ -299,9 +299,10 @@ impl Rename {
     }
 
     /// Returns the file that takes the name of another one, which is gone then, and must be durable
-    /// before; `None` if it takes none, or is as it was for a while, or nothing is made durable.
+    /// before; `None` if it takes none, or is as it was for a while, or nothing is made durable and
+    /// nothing was lost.
     pub(crate) fn replacement(&self, engine: &Engine) -> Option<OwnedFd> {
-        let plain = engine.spec.fsync == Fsync::Memory;
+        let plain = engine.spec.fsync == Fsync::Memory && lock(&engine.broken).files == 0;
         if plain || self.flags.contains(RenameFlags::RENAME_NOREPLACE) {
             return None;
         }
@@ -314,17 +315,25 @@ impl Rename {
             return None;
         }
         let node = below::path_descriptor(&self.from.0.fd, &self.from.1).ok()?;
+        if engine.spec.fsync == Fsync::Memory {
+            let lost = |file: Arc<CachedFile>| !file.lock().broken.is_empty();
+            return engine.known(key_of(&renamed)).is_some_and(lost).then_some(node);
+        }
         (!engine.is_settled(&node, SETTLED)).then_some(node)
     }
 }
 
 impl Engine {
-    /// Returns whether all of a file is below, has something there, and has been the same for
-    /// longer than `since`.
+    /// Returns whether all of a file is below and nothing of it lost, has something there, and has
+    /// been the same for longer than `since`.
     pub(crate) fn is_settled(&self, node: &OwnedFd, since: Duration) -> bool {
         let Ok(stat) = below::stat(node) else { return false };
         // What a tier has was not written below: nothing there says when.
-        if self.known(key_of(&stat)).is_some_and(|file| !file.lock().extents.is_clean()) {
+        let held = |file: Arc<CachedFile>| {
+            let state = file.lock();
+            !state.extents.is_clean() || !state.broken.is_empty()
+        };
+        if self.known(key_of(&stat)).is_some_and(held) {
             return false;
         }
         // It may have been drained since the first look.

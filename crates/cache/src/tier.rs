@@ -194,8 +194,10 @@ impl Tier {
         bytes: u64,
         replay: &mut Replay,
     ) -> Result<Replay, CacheError> {
+        let known = self
+            .known_holder()
+            .map_err(|error| CacheError::io("cannot read", &self.folder.join(HOLDER), error))?;
         let device = Device::open(spec, &self.folder.join(device::SOCKET), bytes)?;
-        let known = fs::read_to_string(self.folder.join(HOLDER)).unwrap_or_default();
         let is_known = |device: &Device| known == device.number().to_string();
         let lost = match device.as_ref().is_some_and(is_known) {
             true => Replay::default(),
@@ -205,13 +207,26 @@ impl Tier {
         Ok(lost)
     }
 
-    /// Says of which holder the journal is, once it was written anew.
-    pub(crate) fn mark_holder(&self) -> io::Result<()> {
-        let path = self.folder.join(HOLDER);
-        match &self.device {
-            Some(device) => fs::write(path, device.number().to_string()),
-            None => Ok(()),
+    /// Returns of which holder the journal is; nothing if it is of none.
+    fn known_holder(&self) -> io::Result<String> {
+        match fs::read_to_string(self.folder.join(HOLDER)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            other => other,
         }
+    }
+
+    /// Says of which holder the journal is, once it was written anew.
+    ///
+    /// A daemon that is killed meanwhile, or has no space for it, leaves what was said before.
+    pub(crate) fn mark_holder(&self) -> io::Result<()> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let number = device.number().to_string();
+        if self.known_holder()? == number {
+            return Ok(());
+        }
+        let new = self.folder.join("holder-number.new");
+        fs::write(&new, number)?;
+        fs::rename(new, self.folder.join(HOLDER))
     }
 
     /// Says that the journal is of this boot, once it was written anew.

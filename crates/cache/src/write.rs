@@ -269,10 +269,10 @@ impl Engine {
         let shadow = self.shadow(file, state, tier)?;
         let shadow = shadow.file().ok_or(io::ErrorKind::Unsupported)?;
         // What is put on a device just now may be older.
-        state.moving.retain(|start| {
+        for (start, changed) in &mut state.moving {
             let part = part_of(*start);
-            part.end <= range.start || range.end <= part.start
-        });
+            *changed |= range.start < part.end && part.start < range.end;
+        }
         state.broken.remove(range.clone());
         shadow.write_all_at(data, range.start)?;
         self.note(tier, &Record::Write(file.number, range.start, range.end - range.start))
