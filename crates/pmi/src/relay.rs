@@ -76,6 +76,8 @@ pub struct Relay {
     version: Option<Version>,
     full: bool,
     ended: bool,
+    /// The rank has asked for the step's end: nothing that it says after that counts.
+    aborted: bool,
     /// How many fences have been passed on.
     fences: u64,
     told: Vec<Vec<u8>>,
@@ -97,6 +99,7 @@ impl Relay {
             version: None,
             full: false,
             ended: false,
+            aborted: false,
             fences: 0,
             told: Vec::new(),
             told_much: false,
@@ -237,6 +240,10 @@ impl Relay {
     /// Takes what the rank has asked as far as it may go on.
     fn advance(&mut self) -> Result<(), PmiError> {
         while !self.held && self.asked.len() < ASKED && self.to_rank.len() < UNREAD {
+            if self.aborted {
+                self.from_rank.clear();
+                break;
+            }
             let more = match self.version {
                 None => self.begin()?,
                 // Whoever speaks lines waits for each answer.
@@ -270,7 +277,7 @@ impl Relay {
                 self.to_rank.extend_from_slice(&answer);
             }
             name if !self.full => return Err(PmiError::Early(short(name))),
-            "abort" => self.to_daemon.extend_from_slice(&frame(&body)?),
+            "abort" => self.abort(&frame(&body)?),
             name => self.ask(name, &body, frame(&body)?, None)?,
         }
         Ok(true)
@@ -299,7 +306,7 @@ impl Relay {
             "abort" => {
                 let message = format!("exit code {}", of("exitcode"));
                 let abort = Command::new("abort").with("isworld", "TRUE").with("msg", message);
-                self.to_daemon.extend_from_slice(&abort.encode()?);
+                self.abort(&abort.encode()?);
                 return Ok(true);
             }
             "put" => {
@@ -325,6 +332,12 @@ impl Relay {
             self.ask(request.name(), &body, format!("{text}\n").into_bytes(), Some(asks))?;
         }
         Ok(true)
+    }
+
+    /// Passes on that the step is to end, with which the rank's session ends.
+    fn abort(&mut self, framed: &[u8]) {
+        self.to_daemon.extend_from_slice(framed);
+        (self.aborted, self.ended) = (true, true);
     }
 
     /// Passes a request on.

@@ -54,13 +54,31 @@ fn frames_pass_unchanged() {
     assert_eq!(relay.waits_for(), None);
     assert_eq!(relay.repeats().unwrap(), [put]);
 
-    relay.from_rank(&framed("cmd=abort;isworld=TRUE;")).unwrap();
-    assert_eq!(relay.waits_for(), None);
-    relay.to_daemon().clear();
     relay.from_rank(&framed("cmd=finalize;")).unwrap();
     assert!(!relay.has_ended());
     relay.from_daemon(&framed("cmd=finalize-response;rc=0;")).unwrap();
     assert!(relay.has_ended());
+}
+
+/// However often it is asked for: the daemon may read nothing any more.
+#[test]
+fn an_abort_ends_the_session() {
+    let mut one = relay();
+    one.from_rank(b"cmd=init pmi_version=1 pmi_subversion=1\n").unwrap();
+    one.to_rank().clear();
+    let abort = framed("cmd=abort;isworld=TRUE;msg=exit code 3;");
+    for (mut relay, asks, more) in [
+        (begun(), abort.clone(), framed("cmd=kvs-put;key=a;value=b;")),
+        (one, b"cmd=abort exitcode=3\n".to_vec(), b"cmd=put kvsname=7.0 key=a value=b\n".to_vec()),
+    ] {
+        relay.from_rank(&[&*asks, &*asks, &*more].concat()).unwrap();
+        assert_eq!((relay.waits_for(), relay.has_ended()), (None, true));
+        for _ in 0..LONGEST_FRAME / 16 {
+            relay.from_rank(&asks).unwrap();
+        }
+        assert_eq!(*relay.to_daemon(), abort);
+        assert!(relay.wants_rank() && relay.from_rank.is_empty() && relay.to_rank().is_empty());
+    }
 }
 
 #[test]

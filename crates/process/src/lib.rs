@@ -38,7 +38,7 @@ pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use proc::running_since;
 pub use reap::{Reaped, reap};
-pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, restart};
+pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, holds, restart};
 pub use signal::{running, signal};
 pub use stop::{Roots, Standing};
 pub use thread::Thread;

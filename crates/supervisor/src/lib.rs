@@ -189,10 +189,12 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
     };
     let jobs = Jobs::open()?;
-    let seat = Seat::here();
-    let mut open = seat.as_ref().map(Open::begin).transpose()?;
+    let (mut rank, unseated) = seated(spec)?;
     let mut spec = spec.clone();
-    let (name, joint, dir) = place(&mut spec, &jobs, open.as_mut())?;
+    let (name, joint, dir) = place(&mut spec, &jobs, rank.as_mut().map(|(_, open)| open))?;
+    if let (Some(error), Ok(log)) = (unseated, open_log(&dir)) {
+        log.note(&format!("the program has no relay to its step: {error}"));
+    }
     if joint.as_ref().is_some_and(|joint| !joint.is_first()) {
         // One of the parts asks for all of them.
         spec.policy.interval = None;
@@ -209,7 +211,6 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         to.start(&name)
             .map_err(|source| RunError::System { what: "start `kedge migrate`", source })?;
     }
-    let rank = seat.zip(open);
     let devices = devices.as_ref();
     let outcome = supervise(spec, &name, (joint, rank), &dir, devices, &keeper, warm.as_ref());
     if let Ok(None) = outcome {
@@ -220,6 +221,30 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     dir.retire();
     jobs.prune();
     Ok(End::Ended(outcome?.unwrap_or(Outcome::Killed(libc::SIGKILL).into())))
+}
+
+/// A rank of a step, and its session.
+type Seated = (Seat, Open);
+
+/// The rank of a step that the job is; or why the one rank of a step has none.
+fn seated(spec: &JobSpec) -> Result<(Option<Seated>, Option<RankError>), RunError> {
+    // Who says how the parts meet starts them himself.
+    if spec.join.is_some() || spec.far.is_some() {
+        return Ok((None, None));
+    }
+    let Some(seat) = Seat::here() else {
+        Seat::leave();
+        return Ok((None, None));
+    };
+    if spec.policy.recover.is_some() && !seat.has_others() {
+        return Err(RankError::Option("--recover").into());
+    }
+    match Open::begin(&seat) {
+        Ok(open) => Ok((Some((seat, open)), None)),
+        // A program before this one in the task has had the session.
+        Err(error) if !seat.has_others() => Ok((None, Some(error))),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What keeps proxies ready for the job, where its policy wants some.
@@ -273,7 +298,7 @@ fn place(
 fn supervise(
     spec: &JobSpec,
     name: &JobName,
-    (joint, rank): (Option<Joint>, Option<(Seat, Open)>),
+    (joint, rank): (Option<Joint>, Option<Seated>),
     dir: &JobDir,
     devices: Option<&(&GpuSpec, Parts)>,
     keeper: &Keeper,

@@ -13,7 +13,7 @@ use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
 use crate::postscript::{Ended, Postscript};
 use crate::proxies::{Launch, Proxies};
-use crate::rank::{PMI, Seat};
+use crate::rank::{PMI, RankError, Seat};
 use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
@@ -307,7 +307,7 @@ fn first_that_works<'a>(
             let socket = dir.socket();
             GPU.restart_with(Restart { launch, proxies, socket, files, folder, held, warm });
         }
-        if let Some((seat, rank)) = spec.seat() {
+        if let Some((seat, rank)) = spec.seat(folder)? {
             inherits.push(seat.fd);
             PMI.restart_in(seat, rank);
         }
@@ -422,11 +422,12 @@ impl RestartSpec {
         recovery.is_due()
     }
 
-    /// The rank of a step that the job is to be, and as whom another process has begun.
-    fn seat(&self) -> Option<(Seat, Option<Rank>)> {
-        let joining = self.joining.as_ref();
-        let begun = joining.and_then(|joining| joining.rank.clone());
-        begun.map(|(seat, rank)| (seat, Some(rank))).or_else(|| Some((Seat::here()?, None)))
+    /// The rank of a step that the job in `image` is to be, and as whom another process has begun.
+    fn seat(&self, image: &Path) -> Result<Option<(Seat, Option<Rank>)>, RankError> {
+        match &self.joining {
+            Some(joining) => Ok(joining.rank.clone().map(|(seat, rank)| (seat, Some(rank)))),
+            None => Ok(Seat::of_image(image, &self.policy)?.map(|seat| (seat, None))),
+        }
     }
 
     /// How often the job has gone back.

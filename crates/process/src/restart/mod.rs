@@ -213,6 +213,14 @@ pub fn check(folder: &std::path::Path) -> Result<(), EngineError> {
     memory::check_objects(&plan.shared()?, &plan.job.objects)
 }
 
+/// Whether the image in `folder` holds what the plugin of that name has saved of descriptors.
+pub fn holds(folder: &std::path::Path, plugin: &str) -> Result<bool, EngineError> {
+    let (opened, manifest) = &kedge_image::chain(folder)?[0];
+    let file = open(opened, manifest, JOB_FILE)?;
+    let saved = Saved::from_bytes(&file.section(state::DESCRIPTORS_SECTION)?)?;
+    Ok(saved.states.iter().any(|state| state.plugin == plugin))
+}
+
 /// A restarted job, as the one sees it who restarted it.
 #[derive(Debug)]
 pub struct Restarted {

@@ -4,7 +4,7 @@
 use super::launch::meeting_place;
 use super::{Joint, MOST_PARTS, clear, lock, part_name};
 use crate::jobs::{JobDir, JobError, JobName, Jobs};
-use crate::rank::{Meeting, Open, RankError, hear, tell};
+use crate::rank::{Meeting, Open, RankError, hear, met, tell};
 use crate::{JobSpec, RunError};
 use kedge_coordinator::{Far, FarError, JobKey};
 use std::path::Path;
@@ -28,15 +28,19 @@ pub(crate) fn enter_step(
     }
     if open.rank.rank > 0 {
         let (job, far) = heard(open)?;
+        if let Err(error) = named(spec.name.as_ref(), &job) {
+            return Err(failed(open, error.into()));
+        }
+        met(open)?;
         return Ok(enter_as(jobs, &job, open.rank.rank, far)?);
     }
-    let name = spec.name.clone().or_else(|| spec.join.clone());
-    let job = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
+    let job = spec.name.clone().unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
     let (joint, dir, meeting) = match first(jobs, &job) {
         Ok(first) => first,
         Err(error) => return Err(failed(open, error)),
     };
-    if let Err(error) = tell(open, Ok(&meeting)) {
+    // All know the job, and then that it is all ranks' own.
+    if let Err(error) = tell(open, Ok(&meeting)).and_then(|()| met(open)) {
         dir.retire();
         return Err(error.into());
     }
@@ -74,14 +78,24 @@ pub(super) fn draw(job: &JobName) -> Result<(Far, Meeting), JobError> {
 
 fn fits(spec: &JobSpec, open: &Open) -> Result<(), RunError> {
     let refused = spec.policy.needs_one_part().into_iter();
-    let others = [("--at", spec.far.is_some()), ("--move-to", spec.move_to.is_some())];
-    if let Some((option, _)) = refused.chain(others).find(|(_, given)| *given) {
+    let moves = ("--move-to", spec.move_to.is_some());
+    if let Some((option, _)) = refused.chain([moves]).find(|(_, given)| *given) {
         return Err(RankError::Option(option).into());
     }
     if open.rank.size > MOST_PARTS {
         return Err(RankError::Many { ranks: open.rank.size, most: MOST_PARTS }.into());
     }
     Ok(())
+}
+
+/// Whether a rank that names its job `own`, if it does, can be a part of the first one's `job`.
+fn named(own: Option<&JobName>, job: &JobName) -> Result<(), RankError> {
+    match own {
+        Some(own) if own != job => {
+            Err(RankError::Named { own: own.to_string(), first: job.to_string() })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn first(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir, Meeting), RunError> {
@@ -114,4 +128,19 @@ fn enter_as(
     }
     let dir = jobs.create(&part)?;
     Ok((joint, dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_one_step_are_one_job() {
+        let [sim, other] = ["sim", "sim-1"].map(|name| name.parse::<JobName>().unwrap());
+        assert!(named(None, &sim).is_ok() && named(Some(&sim), &sim).is_ok());
+        let refused = named(Some(&other), &sim).unwrap_err().to_string();
+        for said in ["job is sim,", "sim-1 (--job)", "env -u PMI_FD kedge run"] {
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use super::meeting::SPACE;
 use super::{Joint, lock, part_name, ranks};
 use crate::again::kedge_again;
 use crate::jobs::{JobError, JobName, Jobs};
-use crate::rank::{Open, RankError, Seat, tell};
+use crate::rank::{Open, PMI, RankError, Seat, tell};
 use crate::restart::RestartSpec;
 use crate::signals::{Signal, Signals};
 use crate::{Outcome, RunError};
@@ -225,7 +225,7 @@ pub(crate) fn restart_parts(
     let job: JobName = spec.name.clone().map_or_else(|| manifest.job.parse(), Ok)?;
     // Before anything is started, so that only the waiting below sees them.
     let signals = Signals::block();
-    let (spec, met) = match Seat::here().filter(Seat::has_others) {
+    let (spec, met) = match seat(spec, folder, manifest)? {
         Some(seat) => meet_in_step(spec, manifest, &jobs, &job, seat)?,
         None => (spec.clone(), meet(spec, &jobs, &job)?),
     };
@@ -278,6 +278,21 @@ fn meet(spec: &RestartSpec, jobs: &Jobs, job: &JobName) -> Result<Met, RunError>
     jobs.make_room(job)?;
     let (server, client) = coordinate(&joint)?;
     Ok(Met { joint, server, client, starting, rank: None })
+}
+
+/// The one of several ranks that is to restart one part, if the parts are ranks and nobody has said
+/// which are restarted where.
+fn seat(spec: &RestartSpec, folder: &Path, manifest: &Manifest) -> Result<Option<Seat>, RunError> {
+    if spec.far.is_some() || !spec.parts.is_empty() {
+        return Ok(None);
+    }
+    let Some(seat) = Seat::here().filter(Seat::has_others) else { return Ok(None) };
+    for part in &manifest.parts {
+        if kedge_process::holds(&part.check(folder)?, PMI.name())? {
+            return Ok(Some(seat));
+        }
+    }
+    Ok(None)
 }
 
 /// In a step, whose ranks restart one part each: what this one is to do.
@@ -334,7 +349,7 @@ fn meet_in_step(
 fn fits_step(spec: &RestartSpec, manifest: &Manifest, open: &Open) -> Result<(), RunError> {
     let given = spec.policy.needs_one_part().into_iter();
     let resume = ("--resume", spec.resume.is_some());
-    let mut given = given.chain([resume, ("--at", spec.far.is_some())]);
+    let mut given = given.chain([resume]);
     if let Some((option, _)) = given.find(|(_, given)| *given) {
         return Err(RankError::Option(option).into());
     }

@@ -56,7 +56,11 @@ pub(crate) fn hear(open: &mut Open) -> Result<Meeting, RankError> {
     Ok(Meeting { job: get(JOB)?, at: get(AT)?, key: get(KEY)? })
 }
 
-fn met(open: &mut Open) -> Result<(), RankError> {
+/// Waits until all ranks have come.
+///
+/// # Errors
+/// As of [`tell`].
+pub(crate) fn met(open: &mut Open) -> Result<(), RankError> {
     open.fence(Some(ALL))?;
     match open.get(FAILED)? {
         Some(why) => Err(RankError::Failed(why)),

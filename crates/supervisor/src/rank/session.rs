@@ -26,6 +26,11 @@ pub enum RankError {
          (`srun kedge …`)"
     )]
     Others(u64),
+    #[error(
+        "the first rank's job is {first}, and this one's {own} (--job): ranks of one step are one \
+         job; for jobs of their own: env -u PMI_FD kedge run …"
+    )]
+    Named { own: String, first: String },
     #[error("the first rank of the step has told nothing: let all ranks be started by one kedge")]
     Untold,
     #[error("another rank of the step: {0}")]
@@ -59,14 +64,23 @@ impl Open {
     pub(crate) fn begin(seat: &Seat) -> Result<Open, RankError> {
         let none = Rank { rank: 0, size: 0, application: -1, answer: Vec::new() };
         let mut open = Open::after(seat, none)?;
-        open.send(&Session::init())?;
-        let end = Instant::now() + SOON;
-        while !Session::inited(&mut open.buffer)? {
-            open.receive("init", Some(end))?;
+        if let Err(error) = open.greet(seat.rank) {
+            // Who has the socket besides may wait for as long as it likes.
+            let _ = open.daemon.set_read_timeout(None);
+            return Err(error);
         }
-        let begin = open.session.begin(seat.rank)?;
-        open.rank = Session::begun(open.ask(&begin, "fullinit", Some(SOON))?)?;
         Ok(open)
+    }
+
+    fn greet(&mut self, rank: u32) -> Result<(), RankError> {
+        self.send(&Session::init())?;
+        let end = Instant::now() + SOON;
+        while !Session::inited(&mut self.buffer)? {
+            self.receive("init", Some(end))?;
+        }
+        let begin = self.session.begin(rank)?;
+        self.rank = Session::begun(self.ask(&begin, "fullinit", Some(SOON))?)?;
+        Ok(())
     }
 
     /// Returns the session that another process has begun as `rank`, and uses no more.
