@@ -99,6 +99,34 @@ impl Place {
         assert_eq!(job.end().code(), Some(7), "{}", self.log());
     }
 
+    /// Kills a job and brings it back, for each of `rounds`, from the image of the round before:
+    /// made after so many steps, and killed after so many more. Then it is read to the last of
+    /// `steps`.
+    pub fn comes_back_each_time(
+        &self,
+        mut job: Job,
+        rounds: impl IntoIterator<Item = [u64; 2]>,
+        options: &[&str],
+        steps: u64,
+    ) {
+        let nonce = job.nonce.clone();
+        for (round, [until, more]) in rounds.into_iter().enumerate() {
+            job.read_to(job.step + until);
+            let before = job.step;
+            let image = self.checkpoint();
+            job.read_to(job.step + more);
+            job.kill();
+            let printed = job.step;
+            self.is_good(&image);
+            job = Job::spawn(self.restart(&image, options), &nonce);
+            job.read_to(1);
+            assert!((before + 1..=printed + 1).contains(&job.step), "round {round}: {}", job.step);
+        }
+        job.read_to(steps);
+        assert_eq!(job.end().code(), Some(7), "{}", self.log());
+        self.nothing_runs();
+    }
+
     /// Reads a job to its end; then nothing runs, and its newest image is good.
     pub fn ends_well(&self, mut job: Job) {
         job.read_to(STEPS);

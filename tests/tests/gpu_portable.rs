@@ -19,22 +19,7 @@ fn start(place: &Place, options: &[&str]) -> Job {
 /// Killed and brought back on ordinary software devices, twice: the second time from what those
 /// have saved.
 fn goes_on_elsewhere(place: &Place, options: &[&str]) {
-    let mut job = start(place, options);
-    let nonce = job.nonce.clone();
-    for round in 0..2 {
-        job.read_to(job.step + 20);
-        let before = job.step;
-        let image = place.checkpoint();
-        job.read_to(job.step + 5);
-        job.kill();
-        let printed = job.step;
-        job = Job::spawn(place.restart(&image, &[]), &nonce);
-        job.read_to(1);
-        assert!((before + 1..=printed + 1).contains(&job.step), "round {round}: {}", job.step);
-    }
-    job.read_to(STEPS);
-    assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    place.nothing_runs();
+    place.comes_back_each_time(start(place, options), [[20, 5]; 2], &[], STEPS);
 }
 
 #[test]

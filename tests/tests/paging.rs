@@ -21,23 +21,8 @@ fn start(place: &Place, options: &[&str]) -> Job {
 
 /// Killed and brought back some times, each from the image of the time before.
 fn goes_on(place: &Place, options: &[&str], restart: &[&str]) {
-    let mut job = start(place, options);
-    let nonce = job.nonce.clone();
-    for round in 0..3 {
-        job.read_to(job.step + 9 + round);
-        let before = job.step;
-        let image = place.checkpoint();
-        job.read_to(job.step + 3);
-        job.kill();
-        let printed = job.step;
-        place.is_good(&image);
-        job = Job::spawn(place.restart(&image, restart), &nonce);
-        job.read_to(1);
-        assert!((before + 1..=printed + 1).contains(&job.step), "round {round}: {}", job.step);
-    }
-    job.read_to(STEPS);
-    assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    place.nothing_runs();
+    let rounds = (0..3).map(|round| [9 + round, 3]);
+    place.comes_back_each_time(start(place, options), rounds, restart, STEPS);
 }
 
 #[test]
