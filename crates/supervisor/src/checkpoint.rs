@@ -8,7 +8,7 @@ use crate::joint::{Builds, ConductError, Joint, Launches, Meeting};
 use crate::keeper::At;
 use crate::launcher::LAUNCHER;
 use crate::moving::MoveError;
-use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
+use crate::policy::{NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::rank::{Held, PMI, RankError};
@@ -446,7 +446,7 @@ impl Checkpointer {
             Content::All if every.is_some() => return (Some(self.tracker.clone()), true),
             Content::All => false,
         };
-        let full = self.tracker.length() >= every.unwrap_or(FULL_EVERY).get();
+        let full = self.tracker.length() >= self.policy.longest_chain();
         (changes.then(|| self.tracker.clone()), full)
     }
 

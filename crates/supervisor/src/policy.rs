@@ -151,6 +151,11 @@ impl Policy {
         Some(settings)
     }
 
+    /// Returns how many images that build on each other there are at most.
+    pub(crate) fn longest_chain(&self) -> u32 {
+        self.full_every.unwrap_or(FULL_EVERY).get()
+    }
+
     /// What of it holds for a part that is started on another host. One part asks for all, and
     /// none goes back by itself.
     pub(crate) fn of_other_part(&self) -> Policy {

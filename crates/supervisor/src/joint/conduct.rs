@@ -7,10 +7,9 @@ use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
 use crate::control::{Order, Progress};
 use crate::jobs::{self, JobName, by_number};
-use crate::policy::FULL_EVERY;
 use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Parent, Part, Pin};
-use kedge_process::Together;
+use kedge_process::{Together, Tracker};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -57,7 +56,9 @@ impl Checkpointer {
         let parts = present(joint, &mut client)?;
         let dir = self.dir(order)?;
         // Read before there is a claim, whose folder has no manifest.
-        let base = self.base(order, &dir);
+        let (tracker, full) = self.content(order);
+        let last = tracker.as_ref().filter(|_| !full).and_then(Tracker::base);
+        let base = last.and_then(|part| Base::of(&part, &dir, self.policy.longest_chain()));
         let claim = Claim::new(&dir, &joint.job.to_string())?;
         let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
         let call = Call {
@@ -65,10 +66,11 @@ impl Checkpointer {
             folder: claim.folder().to_owned(),
             parts: count,
             order: order.clone(),
-            builds: match (self.content(order), &base) {
-                ((None, _), _) => Builds::Never,
-                (_, None) => Builds::Next,
-                (_, Some(base)) => Builds::On(base.folder.clone()),
+            // Whoever conducts says so by what it has made itself.
+            builds: match (&tracker, &base) {
+                (None, _) => Builds::Never,
+                (Some(_), None) => Builds::Next,
+                (Some(_), Some(base)) => Builds::On(base.folder.clone()),
             },
         };
         let meeting = Meeting::new(joint, client, &call.id, count, Role::Conductor);
@@ -87,18 +89,6 @@ impl Checkpointer {
         // What it has published goes with it.
         drop(meeting.leave());
         taken
-    }
-
-    /// What the images of the parts are to build on, if on any: whoever conducts says so by what
-    /// it has made itself.
-    fn base(&self, order: &Order, dir: &Path) -> Option<Base> {
-        match self.content(order) {
-            (Some(tracker), false) => {
-                let most = self.policy.full_every.unwrap_or(FULL_EVERY).get();
-                Base::of(&tracker.base()?, dir, most)
-            }
-            _ => None,
-        }
     }
 
     fn lead(
