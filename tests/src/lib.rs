@@ -20,6 +20,7 @@ pub mod relay;
 pub mod remote;
 mod run;
 pub mod server;
+pub mod slurm;
 pub mod world;
 
 pub use build::{BuildError, Toolchain};

@@ -1,0 +1,156 @@
+//! Ranks that Slurm starts, on real nodes of Slurm's: saved as one job, and brought back by steps
+//! of other allocations.
+#![forbid(unsafe_code)]
+
+use kedge_left_out::left_out;
+use kedge_tests::job::{User, steps_in, wait_for_steps};
+use kedge_tests::slurm::Slurm;
+use kedge_tests::world::stderr;
+use kedge_tests::{host, root};
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// What the programs end with when all of their steps were right.
+const WELL: i32 = 7;
+
+/// Nodes, and a job of two ranks on them.
+struct Site {
+    slurm: Slurm,
+    /// What the ranks run.
+    program: Vec<String>,
+}
+
+impl Site {
+    /// So many nodes, for a program of MPICH's that does so many steps; `None` where there can be
+    /// none, which is counted.
+    fn of_mpich(name: &str, nodes: usize, steps: u64) -> Option<Site> {
+        let slurm = Slurm::new(name, User::Same, nodes)?;
+        let home = slurm.cluster.world.home();
+        let source = root().join("crates/process/tests/mpi.c");
+        let mut compiler = Command::new("mpicc.mpich");
+        match compiler.arg("-O1").arg("-o").arg(home.join("mpi")).arg(source).status() {
+            Err(error) => {
+                left_out(name, &format!("mpicc.mpich: {error}: scripts/setup --tests"));
+                return None;
+            }
+            Ok(status) => assert!(status.success(), "mpicc.mpich"),
+        }
+        // Hosts that are namespaces share what tells UCX of devices.
+        let own = host("own_devices.c", "own_devices.so", &["-shared", "-fPIC"]);
+        let devices = home.join("devices");
+        fs::create_dir(&devices).expect("a folder");
+        for device in ["ka", "kb"] {
+            symlink("/nowhere", devices.join(device)).expect("a link");
+        }
+        let (own, devices) = (own.display(), devices.display());
+        let set = [format!("LD_PRELOAD={own}"), format!("KEDGE_DEVICES={devices}")];
+        let program = ["env".to_owned()].into_iter().chain(set);
+        let program = program.chain(["./mpi".to_owned(), steps.to_string()]).collect();
+        Some(Site { slurm, program })
+    }
+
+    fn home(&self) -> PathBuf {
+        self.slurm.cluster.world.home()
+    }
+
+    /// kedge as `ranks` ranks of a step on these nodes.
+    fn srun(&self, nodes: &[usize], ranks: usize, words: &[&str]) -> Command {
+        let names: Vec<String> = nodes.iter().map(|node| Slurm::node(*node)).collect();
+        let (names, count, ranks) = (names.join(","), nodes.len().to_string(), ranks.to_string());
+        let kedge = self.slurm.kedge().display().to_string();
+        let srun = ["srun", "--mpi=pmi2", "-J", "sim", "-O", "-w", &names, "-N", &count, "-n"];
+        let mut command = self.slurm.command(&[&srun[..], &[&ranks, &kedge], words].concat());
+        // Ranks on one node reach each other as others do.
+        command.env("MPIR_CVAR_NOLOCAL", "1").env("UCX_TLS", "tcp,self");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts the job on two nodes, which writes its steps to `out.0`.
+    fn start(&self, options: &[&str], nodes: [usize; 2]) -> Child {
+        let images = self.slurm.cluster.images();
+        let run = ["run", "--gpu", "none", "--job", "sim", "--ckpt-dir", &images];
+        let program: Vec<&str> = self.program.iter().map(String::as_str).collect();
+        let mut command = self.srun(&nodes, 2, &[&run[..], options, &["--"], &program].concat());
+        command.stdout(File::create(self.home().join("out.0")).expect("a file"));
+        command.spawn().expect("nsenter")
+    }
+
+    /// Restarts it, with its steps to `out.PART`.
+    fn restart(&self, nodes: &[usize], part: usize) -> Child {
+        let mut command = self.srun(nodes, 2, &["restart", &self.slurm.cluster.images()]);
+        command.stdout(File::create(self.home().join(format!("out.{part}"))).expect("a file"));
+        command.spawn().expect("nsenter")
+    }
+
+    fn checkpoint(&self, node: usize, more: &[&str]) {
+        let saved = self.slurm.cluster.output(node, &[&["checkpoint", "sim"][..], more].concat());
+        assert!(saved.status.success(), "{} {}", stderr(&saved), self.logs(node));
+    }
+
+    fn logs(&self, node: usize) -> String {
+        let logs = ["sim.0", "sim.1"].map(|part| self.slurm.cluster.output(node, &["logs", part]));
+        logs.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).concat()
+    }
+
+    /// Sends a signal to all tasks.
+    fn cancel(&self, signal: &str) {
+        let cancelled = self.slurm.command(&["scancel", "-n", "sim", "--signal", signal]).output();
+        let cancelled = cancelled.expect("nsenter");
+        assert!(cancelled.status.success(), "{}", stderr(&cancelled));
+    }
+
+    /// Its steps in `out.PART`, `nonce step sum value` each, go on from one of those in the file
+    /// before it, as those of an undisturbed run would, up to `last`.
+    fn goes_on(&self, part: usize, last: u64) {
+        let (before, after) = (steps_in(&self.home(), part - 1), steps_in(&self.home(), part));
+        let number = |line: &str| line.split(' ').nth(1).and_then(|text| text.parse::<u64>().ok());
+        let nonce = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+        let first = number(&after[0]).expect("a step");
+        let reached = before.last().and_then(|line| number(line)).expect("a step");
+        assert!(first > 1 && first <= reached + 1, "{:?}, {:?}", before.last(), after.first());
+        for (expected, line) in (first..).zip(&after) {
+            assert_eq!((nonce(line), number(line)), (nonce(&before[0]), Some(expected)));
+            // What was done twice was done alike.
+            let twice = before.iter().find(|line| number(line) == Some(expected));
+            assert!(twice.is_none_or(|twice| twice == line), "{twice:?}, {line:?}");
+        }
+        assert_eq!(number(&after[after.len() - 1]), Some(last));
+    }
+}
+
+fn ended(child: Child) -> Output {
+    child.wait_with_output().expect("ended")
+}
+
+/// Killed on two nodes, it comes back on two others; stopped there, on one.
+#[test]
+fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
+    const STEPS: u64 = 400;
+    let Some(site) = Site::of_mpich("slurmm", 4, STEPS) else { return };
+    let first = site.start(&[], [0, 1]);
+    wait_for_steps(&site.home(), 0, 20);
+    site.checkpoint(1, &[]);
+    site.cancel("KILL");
+    ended(first);
+    // Each rank restarts one part.
+    let other = ended(
+        site.srun(&[2], 3, &["restart", &site.slurm.cluster.images()]).spawn().expect("nsenter"),
+    );
+    let refusal = "the image has 2 parts and the step 3 ranks: give srun -n 2";
+    assert!(stderr(&other).contains(refusal), "{}", stderr(&other));
+    let second = site.restart(&[2, 3], 1);
+    wait_for_steps(&site.home(), 1, 100);
+    site.checkpoint(2, &["--stop"]);
+    let reached = steps_in(&site.home(), 1).len();
+    ended(second);
+    assert_eq!(steps_in(&site.home(), 1).len(), reached, "nothing goes on before it is told to");
+    let third = ended(site.restart(&[3], 2));
+    assert_eq!(third.status.code(), Some(WELL), "{} {}", stderr(&third), site.logs(3));
+    let all = steps_in(&site.home(), 1);
+    let last = all.last().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+    site.goes_on(1, last.expect("a step"));
+    site.goes_on(2, STEPS);
+}
