@@ -380,18 +380,46 @@ fn jobs_come_back_in_a_container() {
     assert!(told.iter().all(|(status, mend)| status == "missing" && mend.contains("seccomp")));
 }
 
+fn are_figures(figures: &[Value]) {
+    let fields = ["name", "unit", "value", "min", "max", "better", "target", "reference"];
+    has_fields(figures, &fields);
+    for figure in figures {
+        let number = |field: &str| figure[field].as_f64().expect("a number");
+        assert!(number("min") <= number("value") && number("value") <= number("max"));
+        assert!(["lower", "higher"].contains(&figure["better"].as_str().expect("a word")));
+    }
+}
+
 #[test]
 fn benches_print_what_they_promise() {
     let world = World::new("bench");
     for what in ["calls", "soft"] {
         let figures = world.json(&["bench", what, "--json"]);
-        let fields = ["name", "unit", "value", "min", "max", "better", "target", "reference"];
-        has_fields(&figures, &fields);
+        are_figures(&figures);
         assert!(figures.iter().any(|figure| figure["target"].is_number()), "{what}");
-        for figure in figures {
-            let number = |field: &str| figure[field].as_f64().expect("a number");
-            assert!(number("min") <= number("value") && number("value") <= number("max"));
-            assert!(["lower", "higher"].contains(&figure["better"].as_str().expect("a word")));
+    }
+}
+
+/// It ends with an error where the host or the device finds what the other has not written.
+#[test]
+fn a_bench_of_managed_memory_checks_what_it_computes() {
+    let world = World::new("benchmanaged");
+    for gpu in ["soft:apart", "soft"] {
+        let bench = ["bench", "managed", "--size", "64M", "--gpu", gpu, "--json"];
+        let figures = world.json(&bench);
+        are_figures(&figures);
+        for (name, unit) in [
+            ("allocate managed memory, 64 MiB", "ms"),
+            ("post a launch with nothing touched, beyond a plain one, 64 MiB", "µs"),
+            ("launch with 1 % touched, beyond its bytes over the bus, 64 MiB", "ms"),
+            ("first touch of a page by the host, write", "µs"),
+            ("64 MiB in a row by the host, read", "of memcpy"),
+            ("dot product of twice the quota, 64 MiB on the device", "GB/s"),
+            ("pause of a checkpoint with twice the quota in use, 64 MiB on the device", "s"),
+        ] {
+            let is = |figure: &Value| figure["name"] == name && figure["unit"] == unit;
+            let found = figures.iter().filter(|figure| is(figure)).count();
+            assert_eq!(found, 1, "{name}: {figures:?}");
         }
     }
 }

@@ -58,6 +58,8 @@ enum What {
     },
     /// Do what `bench far` orders, one thing at a time
     Far,
+    /// Do what `bench managed` orders, one thing at a time
+    Managed,
     /// Time what it takes to have a device, for `model fit`
     Session,
     /// Time uses of a device, for `model fit`
@@ -104,6 +106,10 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Far => {
             let input = std::io::BufReader::new(std::io::stdin());
             Ok(kedge_probe::obey(input, std::io::stdout().lock())?)
+        }
+        What::Managed => {
+            let input = std::io::BufReader::new(std::io::stdin());
+            Ok(kedge_probe::obey_managed(input, std::io::stdout().lock())?)
         }
         What::Session => times(kedge_probe::time_session),
         What::Uses => times(kedge_probe::time_uses),

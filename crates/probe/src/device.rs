@@ -7,6 +7,8 @@ use std::ptr::null_mut;
 
 /// CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
 const MULTIPROCESSOR_COUNT: i32 = 16;
+/// CU_MEM_ATTACH_GLOBAL.
+const ATTACH_GLOBAL: u32 = 1;
 
 /// An open device. Measurements use it from one thread, where its context is current.
 pub(crate) struct Device {
@@ -34,6 +36,13 @@ pub(crate) struct Pinned<'d> {
     device: &'d Device,
     bytes: *mut u8,
     size: usize,
+}
+
+/// Managed memory, freed when dropped. The host reads and writes words of it while no kernel runs.
+pub(crate) struct Managed<'d> {
+    device: &'d Device,
+    pub(crate) address: u64,
+    pub(crate) size: usize,
 }
 
 impl Device {
@@ -163,6 +172,14 @@ impl Device {
         Ok(Buffer { device: self, address, size })
     }
 
+    pub(crate) fn managed(&self, size: usize) -> Result<Managed<'_>, ProbeError> {
+        let mut address = 0;
+        // SAFETY: the driver stores one address.
+        let code = unsafe { (self.driver.mem_alloc_managed)(&mut address, size, ATTACH_GLOBAL) };
+        self.driver.check("cuMemAllocManaged", code)?;
+        Ok(Managed { device: self, address, size })
+    }
+
     pub(crate) fn pinned(&self, size: usize) -> Result<Pinned<'_>, ProbeError> {
         let mut bytes = null_mut();
         // SAFETY: the driver stores one pointer.
@@ -251,5 +268,38 @@ impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         // SAFETY: nothing uses the memory after this.
         unsafe { (self.device.driver.mem_free_host)(self.bytes.cast()) };
+    }
+}
+
+impl Managed<'_> {
+    /// Reads the word at a byte offset; 0 behind the end.
+    #[inline]
+    pub(crate) fn read(&self, at: usize) -> u64 {
+        match self.has(at) {
+            // SAFETY: the driver gave these bytes, aligned; no kernel runs meanwhile.
+            true => unsafe { ((self.address + at as u64) as *const u64).read_volatile() },
+            false => 0,
+        }
+    }
+
+    /// Writes the word at a byte offset; nothing behind the end.
+    #[inline]
+    pub(crate) fn write(&mut self, at: usize, word: u64) {
+        if self.has(at) {
+            // SAFETY: as for reading; borrowed for writing.
+            unsafe { ((self.address + at as u64) as *mut u64).write_volatile(word) };
+        }
+    }
+
+    #[inline]
+    fn has(&self, at: usize) -> bool {
+        at.is_multiple_of(8) && at < self.size && self.size - at >= 8
+    }
+}
+
+impl Drop for Managed<'_> {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the memory after this.
+        unsafe { (self.device.driver.mem_free)(self.address) };
     }
 }

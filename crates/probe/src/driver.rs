@@ -57,6 +57,7 @@ driver! {
     event_record = "cuEventRecord"(*mut c_void, *mut c_void);
     mem_get_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
     mem_alloc = "cuMemAlloc_v2"(*mut u64, usize);
+    mem_alloc_managed = "cuMemAllocManaged"(*mut u64, usize, u32);
     mem_free = "cuMemFree_v2"(u64);
     mem_host_alloc = "cuMemHostAlloc"(*mut *mut c_void, usize, u32);
     mem_free_host = "cuMemFreeHost"(*mut c_void);

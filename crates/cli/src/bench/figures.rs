@@ -56,6 +56,7 @@ pub(super) fn known(name: &str, unit: &str) -> Known {
     let target = target.or_else(|| super::far::target(name, unit));
     let target = target.or_else(|| super::cache::target(name));
     let target = target.or_else(|| super::migrate::target(name, unit));
+    let target = target.or_else(|| super::managed::target(name, unit));
     let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
     Known { better, target, reference }
 }
@@ -79,6 +80,9 @@ fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
         return Some(found);
     }
     if let Some(found) = super::checkpoint::known::reference(name) {
+        return Some(found);
+    }
+    if let Some(found) = super::managed::reference(name) {
         return Some(found);
     }
     if let Some(found) = copy_reference(name) {

@@ -6,6 +6,7 @@ pub(crate) mod codecs;
 mod cost;
 mod far;
 mod figures;
+mod managed;
 mod migrate;
 mod parts;
 pub(crate) mod process;
@@ -62,14 +63,15 @@ pub(crate) struct BenchArgs {
     /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is
     /// checkpointed
     /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device
-    /// [default: 4G, and 256M on soft]; migrate: on the device [default: 1G]; several: 4G,16G
+    /// [default: 4G, and 256M on soft]; migrate: on the device [default: 1G]; managed: of
+    /// managed memory [default: 4G]; several: 4G,16G
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     size: Vec<Size>,
     /// checkpoint: do not have the driver checkpoint a program of that size too, which takes it
     /// long
     #[arg(long)]
     no_driver: bool,
-    /// codecs, process, checkpoint, cache: a folder on the disk to write to [default: where images
+    /// codecs, process, checkpoint, cache, managed: a folder on the disk to write to [default: where images
     /// go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -121,6 +123,10 @@ enum What {
     /// and back (--to: another server), beside what that line carries; what being able to move
     /// costs a call; an iterative program that comes home after a part of its steps
     Migrate,
+    /// What managed memory costs a program that holds much of it, by turns with the same program
+    /// without: launches, first touches by the host, and a dot product of twice what a software
+    /// device has, with the pause of its checkpoint. Takes a minute or more
+    Managed,
 }
 
 impl What {
@@ -137,6 +143,7 @@ impl What {
             What::Cost => "cost",
             What::Far => "far",
             What::Migrate => "migrate",
+            What::Managed => "managed",
         }
     }
 }
@@ -209,6 +216,14 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
             let size = sizes.first().copied().unwrap_or(migrate::SIZE);
             let bench = migrate::Bench::new(&gpu, args.to.as_ref(), &folder.0, size)?;
             return bench.run(&args.parts, sink);
+        }
+        What::Managed => {
+            let gpu = match args.native {
+                true => None,
+                false => Some(gpu::resolve(args.gpu.as_ref(), None)?.spec),
+            };
+            let size = sizes.first().copied().unwrap_or(managed::SIZE);
+            return managed::Bench { gpu: gpu.as_ref(), size, dir }.run(sink);
         }
         What::Calls | What::Copy | What::Soft => {}
     }

@@ -81,10 +81,31 @@ impl Job {
         tag: &str,
         options: &[&str],
     ) -> Result<Job, String> {
+        Job::obeying(gpu, "far", tag, options)
+    }
+
+    /// One that runs a probe which does what it is ordered; `tag` tells it from others.
+    pub(in crate::bench) fn obeying(
+        gpu: &GpuSpec,
+        probe: &str,
+        tag: &str,
+        options: &[&str],
+    ) -> Result<Job, String> {
         let name = format!("kedge-bench-{}-{tag}", std::process::id());
         let mut command = kedge_again();
         command.args(["run", "--quiet", "--gpu", &gpu.to_string(), "--job", &name]).args(options);
-        command.arg("--").arg(kedge_again().get_program()).args(["probe", "far"]);
+        command.arg("--").arg(kedge_again().get_program()).args(["probe", probe]);
+        Job::ready(command, name)
+    }
+
+    /// The same program by itself, on this machine's own driver.
+    pub(in crate::bench) fn obeying_natively(probe: &str) -> Result<Job, String> {
+        let mut command = kedge_again();
+        command.args(["probe", probe]);
+        Job::ready(command, "without kedge".into())
+    }
+
+    fn ready(command: Command, name: String) -> Result<Job, String> {
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }

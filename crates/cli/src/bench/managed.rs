@@ -1,0 +1,257 @@
+//! `kedge bench managed`: what managed memory costs a program, by turns with the same program
+//! without, and with copies of the same bytes.
+
+use super::process::job::Job;
+use super::scratch::Scratch;
+use crate::size::Size;
+use kedge_control::gpu::GpuSpec;
+use kedge_probe::Series;
+use std::path::Path;
+
+/// Bytes of managed memory, unless told otherwise.
+pub(super) const SIZE: u64 = 4 << 30;
+/// Rounds of each figure; of those that take longer.
+const ROUNDS: usize = 9;
+const FEW: usize = 5;
+/// Launches whose cost is each one's; first touches of which the median is taken.
+const POSTS: usize = 64;
+const TOUCHES: usize = 200;
+/// Bytes of a walk, and of a copy that it is compared with.
+const WALK: u64 = 64 << 20;
+/// Bytes that a device has beside those; the device of the vectors has so much less than the size,
+/// and no less than this.
+const BESIDE: u64 = 128 << 20;
+const LESS: u64 = 16;
+const LEAST: u64 = 64 << 20;
+const PAGE: f64 = 4096.0;
+
+const POST: &str = "post a launch with nothing touched, beyond a plain one";
+const ONE_PERCENT: &str = "launch with 1 % touched, beyond its bytes over the bus";
+const ONE_READ: &str = "first touch of a page by the host, read";
+const ONE_WRITE: &str = "first touch of a page by the host, write";
+const DOT: &str = "dot product of twice the quota";
+const PAUSE: &str = "pause of a checkpoint with twice the quota in use";
+const OF_MEMCPY: &str = "of memcpy";
+const OF_BUS: &str = "of the bus";
+
+type Sink<'a> = &'a mut dyn FnMut(Series);
+
+/// Where it is measured: devices, or this machine's own driver.
+pub(super) struct Bench<'a> {
+    pub(super) gpu: Option<&'a GpuSpec>,
+    pub(super) size: u64,
+    /// For images.
+    pub(super) dir: Option<&'a Path>,
+}
+
+impl Bench<'_> {
+    pub(super) fn run(&self, sink: Sink<'_>) -> Result<(), String> {
+        let mut turns = Turns {
+            plain: self.job("plain", self.size + BESIDE, &[])?,
+            managed: self.job("managed", self.size + BESIDE, &[])?,
+            size: Size(self.size),
+        };
+        turns.allocations(sink)?;
+        turns.launches(sink)?;
+        turns.touched(sink)?;
+        turns.touches(sink)?;
+        turns.walks(sink)?;
+        turns.end();
+        self.vectors(sink)
+    }
+
+    /// The program that obeys. Software devices have so much memory.
+    fn job(&self, tag: &str, memory: u64, options: &[&str]) -> Result<Job, String> {
+        const PROBE: &str = "managed";
+        let memory = memory.to_string();
+        match self.gpu {
+            None => Job::obeying_natively(PROBE),
+            Some(gpu @ GpuSpec::Soft { .. }) => {
+                let options = [options, &["--soft-memory", &memory]].concat();
+                Job::obeying(gpu, PROBE, tag, &options)
+            }
+            Some(gpu) => Job::obeying(gpu, PROBE, tag, options),
+        }
+    }
+
+    /// Twice as much as the device has. What a GPU has is not kedge's to say as yet.
+    fn vectors(&self, sink: Sink<'_>) -> Result<(), String> {
+        if !matches!(self.gpu, Some(GpuSpec::Soft { .. })) {
+            eprintln!("left out: {DOT}: the device's memory is not limited here");
+            return Ok(());
+        }
+        let quota = (self.size / LESS).max(LEAST);
+        let folder = Scratch::new(self.dir)?;
+        let dir = folder.0.display().to_string();
+        let mut job = self.job("vectors", quota, &["--ckpt-dir", &dir])?;
+        let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+        let (fits, over, copy) = (quota / 2, 2 * quota, quota / 4);
+        job.ask(&format!("vectors {fits}"))?;
+        let near = times(FEW, || job.ask("dot"))?;
+        let near: Vec<f64> = near.into_iter().map(|seconds| gigabytes(fits) / seconds).collect();
+        job.ask(&format!("vectors {over}"))?;
+        let [mut rates, mut of_bus, mut pauses] = <[Vec<f64>; 3]>::default();
+        for _ in 0..FEW {
+            let bus = gigabytes(copy) / job.ask(&format!("bus {copy}"))?;
+            let rate = gigabytes(over) / job.ask("dot")?;
+            rates.push(rate);
+            of_bus.push(rate / bus);
+            let taken = job.checkpoint(&[])?;
+            pauses.push(taken.stall_seconds);
+            std::fs::remove_dir_all(taken.image).map_err(|error| error.to_string())?;
+        }
+        job.ask("dot")?;
+        job.end();
+        let named = |name: &str| format!("{name}, {} on the device", Size(quota));
+        put(sink, named("dot product of what the device has room for"), "GB/s", near);
+        put(sink, named(DOT), "GB/s", rates);
+        put(sink, named(&format!("{DOT}, beside copies")), OF_BUS, of_bus);
+        put(sink, named(PAUSE), "s", pauses);
+        Ok(())
+    }
+}
+
+/// The same program with and without managed memory.
+struct Turns {
+    plain: Job,
+    managed: Job,
+    size: Size,
+}
+
+impl Turns {
+    fn named(&self, name: &str) -> String {
+        format!("{name}, {}", self.size)
+    }
+
+    /// Leaves the memory there.
+    fn allocations(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let [mut makes, mut frees] = <[Vec<f64>; 2]>::default();
+        let hold = format!("hold {}", self.size.0);
+        for _ in 0..FEW {
+            makes.push(self.managed.ask(&hold)? * 1e3);
+            // Used once, as memory is.
+            self.managed.ask("launch")?;
+            frees.push(self.managed.ask("free")? * 1e3);
+        }
+        self.managed.ask(&hold)?;
+        put(sink, self.named("allocate managed memory"), "ms", makes);
+        put(sink, self.named("free managed memory"), "ms", frees);
+        Ok(())
+    }
+
+    /// Has both do the same, in another order every other round: seconds without and with.
+    fn both(&mut self, order: &str, round: usize) -> Result<[f64; 2], String> {
+        let mut seconds = [0.0; 2];
+        for which in [round % 2, 1 - round % 2] {
+            let job = if which == 0 { &mut self.plain } else { &mut self.managed };
+            seconds[which] = job.ask(order)?;
+        }
+        Ok(seconds)
+    }
+
+    fn launches(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let [mut plain, mut managed, mut beyond] = <[Vec<f64>; 3]>::default();
+        self.both("launch", 0)?;
+        for round in 0..ROUNDS {
+            let [without, with] = self.both(&format!("post {POSTS}"), round)?;
+            plain.push(without * 1e6);
+            managed.push(with * 1e6);
+            beyond.push((with - without) * 1e6);
+        }
+        put(sink, "post a launch without managed memory".into(), "µs", plain);
+        put(sink, self.named("post a launch with nothing touched"), "µs", managed);
+        put(sink, self.named(POST), "µs", beyond);
+        Ok(())
+    }
+
+    fn touched(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let pages = self.managed.ask("pages 1")?;
+        let bytes = (pages * PAGE) as u64;
+        let [mut launches, mut beyond] = <[Vec<f64>; 2]>::default();
+        for _ in 0..FEW {
+            let bus = self.managed.ask(&format!("bus {bytes}"))?;
+            let idle = self.managed.ask("launch")?;
+            let seconds = self.managed.ask("touched 1")?;
+            launches.push(seconds * 1e3);
+            beyond.push((seconds - idle - bus) * 1e3);
+        }
+        put(sink, self.named("launch with 1 % touched, and its end"), "ms", launches);
+        put(sink, self.named(ONE_PERCENT), "ms", beyond);
+        Ok(())
+    }
+
+    fn touches(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        for (name, order) in [(ONE_READ, "touch-read"), (ONE_WRITE, "touch-write")] {
+            let order = format!("{order} {TOUCHES}");
+            let seconds = times(ROUNDS, || self.managed.ask(&order))?;
+            put(sink, name.into(), "µs", seconds.into_iter().map(|s| s * 1e6).collect());
+        }
+        Ok(())
+    }
+
+    fn walks(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let bytes = WALK.min(self.size.0);
+        for (way, order) in [("read", "walk-read"), ("written", "walk-write")] {
+            let [mut rates, mut ratios] = <[Vec<f64>; 2]>::default();
+            for _ in 0..FEW {
+                let memcpy = self.managed.ask(&format!("memcpy {bytes}"))?;
+                let walk = self.managed.ask(&format!("{order} {bytes}"))?;
+                rates.push(bytes as f64 / 1e9 / walk);
+                ratios.push(memcpy / walk);
+            }
+            let name = format!("{} in a row by the host, {way}", Size(bytes));
+            put(sink, name.clone(), "GB/s", rates);
+            put(sink, name, OF_MEMCPY, ratios);
+        }
+        Ok(())
+    }
+
+    fn end(self) {
+        self.plain.end();
+        self.managed.end();
+    }
+}
+
+/// The answers of so many rounds.
+fn times(rounds: usize, mut ask: impl FnMut() -> Result<f64, String>) -> Result<Vec<f64>, String> {
+    (0..rounds).map(|_| ask()).collect()
+}
+
+fn put(sink: Sink<'_>, name: String, unit: &str, samples: Vec<f64>) {
+    sink(Series { name, unit: unit.to_owned(), samples });
+}
+
+/// What a figure should be.
+pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
+    let is = |what: &str| name.strip_prefix(what).is_some_and(|rest| rest.starts_with(", "));
+    Some(match unit {
+        "µs" if is(POST) => 1.0,
+        "ms" if is(ONE_PERCENT) => 1.0,
+        // By a handler that sleeps, as kedge's does.
+        "µs" if name == ONE_READ || name == ONE_WRITE => 45.0,
+        OF_MEMCPY => 0.8,
+        OF_BUS => 0.85,
+        "s" if is(PAUSE) => 0.1,
+        _ => return None,
+    })
+}
+
+/// What others reach.
+pub(super) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
+    let pause = name.starts_with(PAUSE);
+    pause.then_some((4.1, "CRUM, forked", "CRUM, table II, of a dot product of 32 GB on a GPU"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_the_targets_of_their_kind() {
+        assert_eq!(target(&format!("{POST}, 4 GiB"), "µs"), Some(1.0));
+        assert_eq!(target("post a launch with nothing touched, 4 GiB", "µs"), None);
+        assert_eq!(target("64 MiB in a row by the host, read", OF_MEMCPY), Some(0.8));
+        assert_eq!(target("64 MiB in a row by the host, read", "GB/s"), None);
+        assert_eq!(target(&format!("{PAUSE}, 4 GiB on the device"), "s"), Some(0.1));
+    }
+}
