@@ -57,10 +57,10 @@ fn kernel(device: &Device, name: &str, body: &str) -> Result<Kernel, ProbeError>
 /// Obeys one order a line, and answers each with a number, seconds unless said otherwise: `hold
 /// BYTES` and `free`, of managed memory; `post N`, for each of so many launches, not their end;
 /// `launch`, one and the wait; `touched PERCENT`, the same where the host has written to so many
-/// pages, and `pages PERCENT`, their number; `touch-read N` and `touch-write N`, for each of so many
-/// first touches by the host, the median; `walk-read BYTES` and `walk-write BYTES`, a part that the
-/// device has, by the host; `memcpy BYTES`, of ordinary memory; `bus BYTES`, pinned memory to the
-/// device; `vectors BYTES` and `dot`, of two that are so large together.
+/// pages, and `pages PERCENT`, their number; `touch-read N` and `touch-write N`, for each of so
+/// many first touches by the host, the median; `walk-read BYTES` and `walk-write BYTES`, a part
+/// that the device has, by the host; `memcpy BYTES`, of ordinary memory; `bus BYTES`, pinned memory
+/// to the device; `vectors BYTES` and `dot`, of two that are so large together.
 ///
 /// # Errors
 /// A call of the driver fails, or what the device or the host finds is not what the other wrote.

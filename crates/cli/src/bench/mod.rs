@@ -71,8 +71,8 @@ pub(crate) struct BenchArgs {
     /// long
     #[arg(long)]
     no_driver: bool,
-    /// codecs, process, checkpoint, cache, managed: a folder on the disk to write to [default: where images
-    /// go]
+    /// codecs, process, checkpoint, cache, managed: a folder on the disk to write to [default:
+    /// where images go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// far, migrate: the server whose devices are measured [default: one that is started for it,
