@@ -2,7 +2,9 @@
 //! registered with the driver.
 
 use crate::driver::{Driver, check};
+use crate::seams::{self, Seams};
 use kedge_cuda_types::CuError;
+use kedge_protocol::Copy3d;
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::Arc;
@@ -78,13 +80,23 @@ impl HostMemory {
         self.drop_unused(from, to)
     }
 
-    /// Where in [addr, addr+size) one registration ends or another begins, as offsets.
-    pub(crate) fn seams(&self, addr: u64, size: u64) -> impl Iterator<Item = u64> {
-        let end = addr.saturating_add(size);
-        let before = self.registered.range(..addr).next_back();
-        let inside = self.registered.range(addr..end);
+    /// Where in [from, to) one registration ends or another begins.
+    fn seams_within(&self, (from, to): (u64, u64)) -> impl Iterator<Item = u64> {
+        let before = self.registered.range(..from).next_back();
+        let inside = self.registered.range(from..to.max(from));
         let edges = before.into_iter().chain(inside).flat_map(|(start, (end, _))| [*start, *end]);
-        edges.filter(move |edge| addr < *edge && *edge < end).map(move |edge| edge - addr)
+        edges.filter(move |edge| from < *edge && *edge < to)
+    }
+
+    /// The seams of what a copy touches.
+    pub(crate) fn seams(&self, copy: &Copy3d) -> Seams {
+        let extents = [copy.src, copy.dst].map(|place| seams::extent(place, copy.shape()));
+        Seams::new(extents.into_iter().flatten().flat_map(|extent| self.seams_within(extent)))
+    }
+
+    /// The seams in [addr, addr+size).
+    pub(crate) fn seams_in(&self, addr: u64, size: u64) -> Seams {
+        Seams::new(self.seams_within((addr, addr.saturating_add(size))))
     }
 
     fn register(&self, from: u64, to: u64) -> Result<(), CuError> {
@@ -123,16 +135,24 @@ impl HostMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_protocol::{Place, Shape};
 
     #[test]
     fn a_range_is_cut_where_registrations_meet() {
         let mut memory = HostMemory::new(&Arc::new(Driver::refusing()));
         memory.registered =
             Runs::from([(0x1000, (0x4000, 1)), (0x4000, (0x6000, 1)), (0x8000, (0x9000, 1))]);
-        let seams = |addr, size| memory.seams(addr, size).collect::<Vec<_>>();
-        assert_eq!(seams(0x2200, 0x3000), [0x1e00, 0x1e00]);
-        assert_eq!(seams(0x1000, 0x3000), []);
-        assert_eq!(seams(0, u64::MAX), [0x1000, 0x4000, 0x4000, 0x6000, 0x8000, 0x9000]);
+        let seams = |addr, size| memory.seams_in(addr, size);
+        let at = |seams: &[u64]| Seams::new(seams.iter().copied());
+        assert_eq!(seams(0x2200, 0x3000), at(&[0x4000]));
+        assert_eq!(seams(0x1000, 0x3000), at(&[]));
+        assert_eq!(seams(0, u64::MAX), at(&[0x1000, 0x4000, 0x6000, 0x8000, 0x9000]));
+        let place = |addr| Place::Mapped { addr, pitch: 0, slice: 0 };
+        let copy = Copy3d::new(place(0x7000), place(0x3000), Shape::line(0x1800));
+        assert_eq!(memory.seams(&copy), at(&[0x4000, 0x8000]));
+        let client = Place::Client { addr: 0, pitch: 0, slice: 0 };
+        let copy = Copy3d::new(client, place(0x3000), Shape::line(u64::MAX));
+        assert_eq!(memory.seams(&copy), at(&[]));
     }
 
     #[test]

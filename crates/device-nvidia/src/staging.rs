@@ -4,8 +4,9 @@
 //! The client waits for such a copy, so its order with what other threads submit meanwhile is open
 //! (ARCHITECTURE.md, invariant 6); its pieces may go to the stream one by one.
 
-use crate::copies::{self, Arrays, RawCopy};
+use crate::copies::Arrays;
 use crate::driver::{Driver, check};
+use crate::seams::{self, Seams};
 use crate::stream::Stream;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUevent};
@@ -29,6 +30,8 @@ const EVENT_FLAGS: u32 = 2;
 pub(crate) struct PrivateCopy {
     pub(crate) copy: Copy3d,
     pub(crate) arrays: HashMap<ArrayId, CUarray>,
+    /// Of its other side.
+    pub(crate) seams: Seams,
     pub(crate) stream: Arc<Stream>,
 }
 
@@ -176,8 +179,7 @@ impl<'a> Lane<'a> {
         if from_client {
             rows(piece.src, piece, buffer.bytes(len), |at, row| host.read_client(at, row))?;
         }
-        let form: RawCopy = copies::raw(&form, &self.copy.arrays)?;
-        copies::run(driver, &form, raw)?;
+        seams::copy(driver, &form, &self.copy.arrays, || self.copy.seams.clone(), raw)?;
         // SAFETY: this lane's event, the client's stream.
         check(unsafe { (driver.cuEventRecord)(slot.event, raw) })?;
         if !from_client {

@@ -1,17 +1,16 @@
 //! One operation of a stream.
 
 use crate::NvidiaBackend;
-use crate::copies::{self, RawCopy};
 use crate::driver::check;
 use crate::host_call::{self, HostCall};
 use crate::launch;
+use crate::seams;
 use crate::staging::{self, PrivateCopy};
 use crate::stream::{Event, Stream};
 use crate::tables::{Tables, arrays_of, fill};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUevent, CUstream};
+use kedge_cuda_types::handle::CUevent;
 use kedge_protocol::{Copy3d, CtxId, Place, StreamOp};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,14 +35,18 @@ impl NvidiaBackend {
                 (Place::Client { .. }, _) | (_, Place::Client { .. }) => {
                     self.private_copy(tables, stream, copy)
                 }
-                _ => self.mapped_copy(tables, &copies::raw(&copy, &tables.textures)?, raw),
+                _ => {
+                    let seams = || tables.host_memory.seams(&copy);
+                    seams::copy(driver, &copy, &tables.textures, seams, raw)
+                }
             },
-            // SAFETY: the driver copies pageable bytes before it returns; it checks `dst`.
-            StreamOp::CopyInline { dst, bytes } => check(unsafe {
-                (driver.cuMemcpyHtoDAsync_v2)(dst, bytes.as_ptr().cast(), bytes.len(), raw)
-            }),
+            StreamOp::CopyInline { dst, bytes } => {
+                let seams = || tables.host_memory.seams_in(dst, bytes.len() as u64);
+                seams::bytes(driver, dst, &bytes, seams, raw)
+            }
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
-                copies::memset(driver, &fill(dst, pitch, value, element, width, height), raw)
+                let fill = fill(dst, pitch, value, element, width, height);
+                seams::fill(driver, &fill, |touched| tables.host_memory.seams(touched), raw)
             }
             StreamOp::EventRecord { event } => self.record(tables.event(event)?, stream),
             StreamOp::EventWait { event } => {
@@ -97,28 +100,6 @@ impl NvidiaBackend {
         self.exact.load(Ordering::Relaxed)
     }
 
-    /// A copy that the driver does by itself: in pieces where it refuses the whole, because it lies
-    /// across registrations of host memory.
-    fn mapped_copy(&self, tables: &Tables, copy: &RawCopy, raw: CUstream) -> Result<(), CuError> {
-        let driver = &*self.shared.driver;
-        let outcome = copies::run(driver, copy, raw);
-        let (Err(CuError::INVALID_VALUE), RawCopy::Line { dst, src, bytes }) = (outcome, *copy)
-        else {
-            return outcome;
-        };
-        let seams = |addr| tables.host_memory.seams(addr, bytes as u64);
-        let cuts: BTreeSet<u64> = seams(dst).chain(seams(src)).chain([bytes as u64]).collect();
-        if cuts.len() == 1 {
-            return outcome;
-        }
-        let mut at = 0;
-        cuts.into_iter().try_for_each(|end| {
-            let piece = RawCopy::Line { dst: dst + at, src: src + at, bytes: (end - at) as usize };
-            at = end;
-            copies::run(driver, &piece, raw)
-        })
-    }
-
     fn record(&self, event: &Event, stream: &Arc<Stream>) -> Result<(), CuError> {
         // SAFETY: an event and a stream of the driver's.
         check(unsafe { (self.shared.driver.cuEventRecord)(event.raw, stream.raw) })?;
@@ -136,6 +117,7 @@ impl NvidiaBackend {
     ) -> Result<(), CuError> {
         let driver = &self.shared.driver;
         let arrays = arrays_of(&copy, &tables.textures)?;
+        let seams = tables.host_memory.seams(&copy);
         let mut reached = CUevent::NULL;
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuEventCreate)(&mut reached, UNTIMED) })?;
@@ -144,7 +126,7 @@ impl NvidiaBackend {
             (driver.cuEventDestroy_v2)(reached);
         })?;
         let shared = Arc::clone(&self.shared);
-        let job = PrivateCopy { copy, arrays, stream: Arc::clone(stream) };
+        let job = PrivateCopy { copy, arrays, seams, stream: Arc::clone(stream) };
         stream.copy_begins();
         self.waiters.run(Box::new(move || {
             let result = staging::run(&job, reached, &shared.buffers, &*shared.host);
