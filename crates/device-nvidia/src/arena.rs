@@ -7,6 +7,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, device_base, device_of};
 use kedge_cuda_types::handle::CUdevice;
 use kedge_cuda_types::memory::*;
+use kedge_device::Ranges;
 use kedge_protocol::{Imported, MemHandleId};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
@@ -15,6 +16,8 @@ use std::sync::Arc;
 
 /// The granularity of mappings on every device that kedge drives.
 pub(crate) const GRANULE: u64 = 2 << 20;
+/// The host shows whole pages.
+const PAGE: u64 = 4096;
 pub(crate) const POSIX_FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Why the arenas cannot be had.
@@ -35,6 +38,8 @@ pub(crate) struct Arena {
     pub(crate) handles: HashMap<MemHandleId, Handle>,
     /// The program's own mappings.
     mapped: BTreeMap<u64, Shown>,
+    /// Addresses at which the host shows memory of the client's.
+    lent: Ranges,
 }
 
 /// Bytes of a handle that are mapped.
@@ -100,8 +105,8 @@ impl Arena {
         reserve(driver, devices.windows().iter().filter(|window| *window >= before))?;
         let (driver, devices) = (Arc::clone(driver), devices.clone());
         let peers = peers(&driver, &devices);
-        let (slabs, handles, mapped) = Default::default();
-        Ok(Arena { driver, devices, peers, slabs, handles, mapped })
+        let (slabs, handles, mapped, lent) = Default::default();
+        Ok(Arena { driver, devices, peers, slabs, handles, mapped, lent })
     }
 
     /// The slabs: address and bytes.
@@ -245,7 +250,28 @@ impl Arena {
     fn overlaps(&self, addr: u64, size: u64) -> bool {
         let slab = self.slabs.range(..addr + size).next_back().map(|(at, slab)| at + slab.size);
         let shown = self.mapped.range(..addr + size).next_back().map(|(at, shown)| at + shown.size);
-        slab.max(shown).is_some_and(|end| end > addr)
+        slab.max(shown).is_some_and(|end| end > addr) || self.lent.overlap(addr, size)
+    }
+
+    /// Leaves addresses to the host, at which there is nothing: see
+    /// [`kedge_device::Backend::lend_addresses`].
+    pub(crate) fn lend(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        check_part(addr, size, PAGE)?;
+        if self.overlaps(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.lent.add(addr, size);
+        Ok(())
+    }
+
+    /// Takes lent addresses back, which no work uses.
+    pub(crate) fn take_lent(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        if !(addr | size).is_multiple_of(PAGE) || !self.lent.cover(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        reserve_again(addr, size)?;
+        self.lent.cut(addr, size);
+        Ok(())
     }
 
     pub(crate) fn give_back(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
@@ -432,12 +458,27 @@ fn peers(driver: &Driver, devices: &Devices) -> Vec<(u32, u32)> {
     pairs
 }
 
+/// Puts back what the driver maps at reserved addresses: nothing that can be accessed. The driver
+/// does not look at it where it maps its own memory (seen with 580).
+fn reserve_again(addr: u64, size: u64) -> Result<(), CuError> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: replaces what the host has shown at addresses of our own reservation, which were left
+    // to it and which nothing uses any longer.
+    let at = unsafe { libc::mmap(addr as *mut _, size as usize, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(CuError::UNMAP_FAILED) } else { Ok(()) }
+}
+
 /// A range of granules in the client's part of one device's arena.
 fn check_range(addr: u64, size: u64) -> Result<(), CuError> {
+    check_part(addr, size, GRANULE)
+}
+
+/// A range of whole units in the client's part of one device's arena.
+fn check_part(addr: u64, size: u64, unit: u64) -> Result<(), CuError> {
     let index = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
     let end = device_base(index) + DEVICE_CLIENT_LEN;
     let fits = size > 0 && addr.checked_add(size).is_some_and(|last| last <= end);
-    if fits && (addr | size).is_multiple_of(GRANULE) { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+    if fits && (addr | size).is_multiple_of(unit) { Ok(()) } else { Err(CuError::INVALID_VALUE) }
 }
 
 const _: () = assert!(DEVICE_CLIENT_LEN <= DEVICE_STRIDE);
@@ -445,6 +486,59 @@ const _: () = assert!(DEVICE_CLIENT_LEN <= DEVICE_STRIDE);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::Turn;
+    use std::io::pipe;
+
+    const BAD: Result<(), CuError> = Err(CuError::INVALID_VALUE);
+
+    /// Whether the system can read the byte there.
+    fn is_readable(addr: u64) -> bool {
+        let (_reader, writer) = pipe().unwrap();
+        // SAFETY: the kernel reads one byte, or says that it cannot.
+        unsafe { libc::write(writer.as_raw_fd(), addr as *const _, 1) == 1 }
+    }
+
+    #[test]
+    fn addresses_are_the_device_s_or_lent() {
+        let (_turn, driver) = Turn::begin(64 << 20);
+        let devices = Devices::new(vec![0], None);
+        let mut arena = Arena::reserve(&driver, &devices, 0).unwrap();
+        let base = device_base(0);
+        let (lent, end) = (base + GRANULE, base + DEVICE_CLIENT_LEN);
+        arena.grant(0, base, GRANULE).unwrap();
+        for (addr, size) in [
+            (base, PAGE),
+            (lent - PAGE, 2 * PAGE),
+            (lent, 0),
+            (lent + 1, PAGE),
+            (lent, PAGE + 1),
+            (end - PAGE, 2 * PAGE),
+            (end, PAGE),
+            (0x1000_0000, PAGE),
+            (lent, u64::MAX - PAGE + 1),
+        ] {
+            assert_eq!(arena.lend(addr, size), BAD, "{addr:#x} {size:#x}");
+        }
+        arena.lend(lent, 3 * PAGE).unwrap();
+        assert_eq!(arena.lend(lent + 2 * PAGE, PAGE), BAD);
+        assert_eq!(arena.grant(0, lent, GRANULE), BAD);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: lent to this test.
+        let shown =
+            unsafe { libc::mmap(lent as *mut _, 3 * PAGE as usize, libc::PROT_READ, flags, -1, 0) };
+        assert_eq!(shown as u64, lent);
+        assert_eq!(arena.take_lent(lent, 4 * PAGE), BAD);
+        assert_eq!(arena.take_lent(lent, PAGE - 1), BAD);
+        arena.take_lent(lent + PAGE, PAGE).unwrap();
+        assert_eq!(arena.take_lent(lent, 2 * PAGE), BAD);
+        let readable = [0, 1, 2].map(|page| is_readable(lent + page * PAGE));
+        assert_eq!(readable, [true, false, true]);
+        arena.take_lent(lent + 2 * PAGE, PAGE).unwrap();
+        arena.take_lent(lent, PAGE).unwrap();
+        assert!(!is_readable(lent));
+        arena.grant(0, lent, GRANULE).unwrap();
+        assert!(is_readable(lent));
+    }
 
     #[test]
     fn ranges_are_granules_of_one_arena() {

@@ -139,6 +139,14 @@ impl Backend for NvidiaBackend {
         tables.host_memory.unshare(addr, size)
     }
 
+    fn lend_addresses(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.tables().arena.lend(addr, size)
+    }
+
+    fn take_addresses(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.tables().arena.take_lent(addr, size)
+    }
+
     fn create_handle(
         &self,
         handle: MemHandleId,
