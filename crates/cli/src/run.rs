@@ -55,6 +55,10 @@ pub(crate) struct RunArgs {
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
+    /// Memory of each GPU that each of the job's processes may have, such as 4G, and is told that
+    /// there is; managed memory beyond it is the host's [default: what is there]
+    #[arg(long, value_name = "SIZE")]
+    gpu_memory: Option<Size>,
     /// Memory of each GPU that a checkpoint may take for its copy, such as 16G [default: what is
     /// spare]
     #[arg(long, value_name = "SIZE")]
@@ -269,6 +273,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let bytes = |size: Option<Size>| size.map(|size| size.0);
     let limits = DeviceLimits {
         soft_memory: bytes(args.soft_memory),
+        gpu_memory: bytes(args.gpu_memory),
         cache_gpu: bytes(args.cache_gpu),
         cache_host: bytes(args.cache_host),
         drain_rate: bytes(args.drain_rate),

@@ -69,6 +69,9 @@ struct StartArgs {
     /// For jobs that have the same --soft-memory
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
+    /// For jobs that have the same --gpu-memory
+    #[arg(long, value_name = "SIZE")]
+    gpu_memory: Option<Size>,
     /// What a job's supervisor hands over: for that job alone
     #[arg(long, value_name = "FD", hide = true)]
     handed: Option<RawFd>,
@@ -85,7 +88,8 @@ pub(crate) fn run(args: &WarmArgs) -> Result<(), Failure> {
 fn start(args: &StartArgs) -> Result<(), Failure> {
     let parts = Parts::find()?;
     let soft_memory = args.soft_memory.map(|size| size.0);
-    let limits = DeviceLimits { soft_memory, ..DeviceLimits::default() };
+    let gpu_memory = args.gpu_memory.map(|size| size.0);
+    let limits = DeviceLimits { soft_memory, gpu_memory, ..DeviceLimits::default() };
     let mut gpus = args.gpus.clone();
     if let Some(refused) = gpus.iter().find_map(|gpu| gpu.refuse_several("a proxy made ready")) {
         return Err(refused.into());

@@ -107,7 +107,7 @@ impl Backend for NvidiaBackend {
         let (mut free, mut total) = (0, 0);
         // SAFETY: live out pointers.
         check(unsafe { (self.shared.driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
-        Ok(free as u64)
+        Ok((free as u64).min(tables.arena.left(device)))
     }
 
     /// The tables are held while the driver is called: whoever only looks does not wait for that.

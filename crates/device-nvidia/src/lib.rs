@@ -222,6 +222,8 @@ pub struct Gpus {
     version: u32,
     /// So many windows' addresses are reserved.
     reserved: u32,
+    /// Bytes of each that a client may have.
+    quota: u64,
     /// Where those are to be that a client gets; `None`: from the first window on.
     windows: Option<Windows>,
 }
@@ -249,7 +251,16 @@ impl Gpus {
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuDriverGetVersion)(&mut version) }).map_err(StartError::init)?;
         let version = u32::try_from(version).unwrap_or(0);
-        Ok(Gpus { driver, devices, infos, version, reserved: 0, windows: None })
+        Ok(Gpus { driver, devices, infos, version, reserved: 0, quota: u64::MAX, windows: None })
+    }
+
+    /// Lets a client have so many bytes of each at most, and tells it that there are no more.
+    #[must_use]
+    pub fn with_quota(mut self, bytes: u64) -> Gpus {
+        for info in &mut self.infos {
+            info.total_memory = info.total_memory.min(bytes);
+        }
+        Gpus { quota: bytes, ..self }
     }
 
     /// Those that `chosen` names by their positions.
@@ -301,7 +312,7 @@ impl NvidiaBackend {
         limits: CacheLimits,
     ) -> Result<Arc<NvidiaBackend>, StartError> {
         let gpus = gpus.some(chosen);
-        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved)?;
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved, gpus.quota)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
         let spare = Spare { unnamed: None, slots: Slots::new(&gpus.driver) };
         Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))

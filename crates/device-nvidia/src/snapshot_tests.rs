@@ -61,7 +61,8 @@ pub(crate) fn gpus(driver: &Arc<crate::driver::Driver>) -> Gpus {
         attributes: List::default(),
     };
     let driver = Arc::clone(driver);
-    Gpus { driver, devices: vec![0], infos: vec![info], version: 0, reserved: 0, windows: None }
+    let (devices, infos, quota) = (vec![0], vec![info], u64::MAX);
+    Gpus { driver, devices, infos, version: 0, reserved: 0, quota, windows: None }
 }
 
 /// Without a context.
@@ -70,7 +71,7 @@ pub(crate) fn bare(
     limits: CacheLimits,
     host: Arc<dyn Host>,
 ) -> Arc<NvidiaBackend> {
-    let arena = Arena::reserve(driver, &Devices::new(vec![0], None), 0).unwrap();
+    let arena = Arena::reserve(driver, &Devices::new(vec![0], None), 0, u64::MAX).unwrap();
     let spare = Spare { unnamed: None, slots: Slots::new(driver) };
     NvidiaBackend::assemble(gpus(driver), arena, Capture::nothing(), spare, (host, limits))
 }

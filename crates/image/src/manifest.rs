@@ -42,6 +42,9 @@ pub struct FileEntry {
 pub struct DeviceLimits {
     /// Of each software device: its memory.
     pub soft_memory: Option<u64>,
+    /// Of each GPU: the memory that the job may have.
+    #[serde(default)]
+    pub gpu_memory: Option<u64>,
     /// Snapshots: of each GPU's memory, and of pinned host memory.
     #[serde(default)]
     pub cache_gpu: Option<u64>,

@@ -21,6 +21,8 @@ pub struct BackendConfig {
     pub windows: Option<Windows>,
     /// Bytes of each software device; `None`: half of what this machine lets us use, shared out.
     pub soft_memory: Option<u64>,
+    /// Bytes of each GPU that the client may have; `None`: all.
+    pub gpu_memory: Option<u64>,
     /// Worker threads of the software devices; `None`: one a core.
     pub workers: Option<usize>,
     /// What snapshots of GPUs may take.
@@ -87,7 +89,7 @@ pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready
             Ok(Ready::Soft(Started::new(soft, windows_of(config, chosen.len())?)?))
         }
         GpuSpec::Local { ordinals } => {
-            let gpus = Gpus::open(ordinals)?;
+            let gpus = open(ordinals, config)?;
             let (chosen, _) = choose(gpus.infos(), choice)?;
             let ready = ReadyGpus::new(gpus, &chosen)?;
             Ok(Ready::Nvidia(Box::new(ready)))
@@ -136,7 +138,7 @@ pub fn build(
                     say_unfit(&*host, true, choice);
                     ready.back()
                 }
-                _ => Gpus::open(ordinals)?,
+                _ => open(ordinals, config)?,
             };
             let chosen = choose_aloud(gpus.infos(), choice, &*host)?;
             let windows = windows_of(config, chosen.len())?;
@@ -147,6 +149,10 @@ pub fn build(
         }
     };
     Ok(NewBackend::new(backend))
+}
+
+fn open(ordinals: &[u32], config: &BackendConfig) -> Result<Gpus, BuildError> {
+    Ok(Gpus::open(ordinals)?.with_quota(config.gpu_memory.unwrap_or(u64::MAX)))
 }
 
 /// Returns where so many devices are for their client.

@@ -98,6 +98,7 @@ impl Options {
                 gpu,
                 windows: None,
                 soft_memory: None,
+                gpu_memory: None,
                 workers: None,
                 cache: CacheLimits::default(),
                 check: None,
@@ -144,6 +145,7 @@ impl Options {
                 "--fd"
                     | "--gpu"
                     | "--soft-memory"
+                    | "--gpu-memory"
                     | "--cache-gpu"
                     | "--cache-host"
                     | "--drain-rate"
@@ -168,6 +170,7 @@ impl Options {
                 "--fd" => fd = Some(number(&name, &value)?),
                 "--gpu" => options.backend.gpu = number(&name, &value)?,
                 "--soft-memory" => options.backend.soft_memory = Some(number(&name, &value)?),
+                "--gpu-memory" => options.backend.gpu_memory = Some(number(&name, &value)?),
                 "--cache-gpu" => options.backend.cache.gpu = number(&name, &value)?,
                 "--cache-host" => options.backend.cache.host = number(&name, &value)?,
                 "--drain-rate" => {

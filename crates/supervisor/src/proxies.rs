@@ -390,6 +390,7 @@ fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString
         vec!["--fd".into(), PROXY_FD.to_string().into(), GPU.into(), gpu.to_string().into()];
     let sizes = [
         ("--soft-memory", limits.soft_memory),
+        ("--gpu-memory", limits.gpu_memory),
         ("--cache-gpu", limits.cache_gpu),
         ("--cache-host", limits.cache_host),
         ("--drain-rate", limits.drain_rate),

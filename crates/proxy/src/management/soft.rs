@@ -230,6 +230,7 @@ mod tests {
             gpu,
             windows: None,
             soft_memory: Some(1 << 30),
+            gpu_memory: None,
             workers: None,
             cache,
             check: None,

@@ -221,6 +221,7 @@ mod tests {
             gpu: format!("soft:{}", windows.len()).parse().unwrap(),
             windows: None,
             soft_memory: Some(1 << 30),
+            gpu_memory: None,
             workers: Some(1),
             cache: kedge_device_nvidia::CacheLimits::default(),
             check: None,

@@ -25,6 +25,8 @@ const NAMESPACES: [&str; 4] = ["mnt", "net", "pid", "user"];
 pub struct Kind {
     pub gpu: String,
     pub soft_memory: Option<u64>,
+    #[serde(default)]
+    pub gpu_memory: Option<u64>,
     visible: Option<String>,
     pci_order: bool,
     /// Its file, and what tells it from another version.
@@ -44,6 +46,7 @@ impl Kind {
         Kind {
             gpu: gpu.to_string(),
             soft_memory: limits.soft_memory,
+            gpu_memory: limits.gpu_memory,
             visible: variable(VISIBLE),
             pci_order: variable(ORDER).is_some_and(|order| order == "PCI_BUS_ID"),
             executable: parts.proxy.clone(),
@@ -61,6 +64,7 @@ impl Kind {
             list.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
         };
         add("--soft-memory", self.soft_memory.map(|bytes| bytes.to_string()));
+        add("--gpu-memory", self.gpu_memory.map(|bytes| bytes.to_string()));
         add("--visible", self.visible.clone());
         list.extend(self.pci_order.then(|| "--pci-order".to_owned()));
         list
@@ -90,6 +94,9 @@ impl Kind {
             () if self.gpu != wanted.gpu => differs("--gpu", &self.gpu, &wanted.gpu),
             () if self.soft_memory != wanted.soft_memory => {
                 differs("--soft-memory", &size(self.soft_memory), &size(wanted.soft_memory))
+            }
+            () if self.gpu_memory != wanted.gpu_memory => {
+                differs("--gpu-memory", &size(self.gpu_memory), &size(wanted.gpu_memory))
             }
             () if self.visible != wanted.visible => {
                 differs(VISIBLE, &or_none(&self.visible), &or_none(&wanted.visible))
@@ -173,6 +180,7 @@ mod tests {
         };
         differing("--gpu", &|k| k.gpu = "soft:2".into());
         differing("--soft-memory", &|k| k.soft_memory = Some(5));
+        differing("--gpu-memory", &|k| k.gpu_memory = Some(5));
         differing(VISIBLE, &|k| k.visible = Some("7".into()));
         differing(ORDER, &|k| k.pci_order = !k.pci_order);
         differing("version", &|k| k.version[1] += 1);

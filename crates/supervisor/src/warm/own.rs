@@ -36,6 +36,7 @@ impl Own {
             .args(["warm", "start", "--handed", "3", "--gpu", &*kind.gpu])
             .args(["--count", &count.to_string()])
             .args(kind.soft_memory.iter().flat_map(|b| ["--soft-memory".into(), b.to_string()]))
+            .args(kind.gpu_memory.iter().flat_map(|b| ["--gpu-memory".into(), b.to_string()]))
             .stdin(Stdio::null())
             .stdout(log()?)
             .stderr(log()?);
