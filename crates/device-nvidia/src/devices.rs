@@ -141,7 +141,8 @@ pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, 
         pci: [number(a::PCI_DOMAIN_ID), number(a::PCI_BUS_ID), number(a::PCI_DEVICE_ID)],
         total_memory: total as u64,
         exact: false,
-        apart: false,
+        // Its kernels reach the shared arena too.
+        apart: true,
         attributes: List::new(known.collect()).unwrap_or_default(),
     })
 }

@@ -44,8 +44,9 @@ wire! {
         /// and its modules' variables lie in its arena. Else memory is valid a slab at a time, and
         /// variables lie where the driver puts them.
         pub exact: bool,
-        /// The device sees none of the host's pages: managed memory lies in its arena, and the
-        /// client keeps pages of its own at the same addresses.
+        /// Managed memory can lie in its arena, while the client keeps pages of its own at the same
+        /// addresses. Where the device says CONCURRENT_MANAGED_ACCESS it can be the shared arena's
+        /// as well, and the client decides; else the device sees none of the host's pages.
         pub apart: bool,
         /// (CUdevice_attribute, value).
         pub attributes: List<(u32, i32), 512>,

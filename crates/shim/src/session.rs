@@ -1,5 +1,6 @@
 //! This process's connection to its proxy, made by cuInit.
 
+use crate::memory::paged::{Wanted, wanted};
 use crate::{entry, log};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Call, DeviceChoice, Post, Welcome};
@@ -114,7 +115,9 @@ fn connect() -> Result<Session, CuError> {
         log::refused("cuInit: the proxy has no device for this program");
         return Err(CuError::NO_DEVICE);
     }
-    let devices: Vec<_> = devices.into_inner().into_iter().map(Device::new).collect();
+    let pages = || client_memory && wanted() == Wanted::Pages;
+    let devices = devices.into_inner().into_iter().map(|info| Device::new(info, &pages));
+    let devices: Vec<_> = devices.collect();
     // Software devices need the processors themselves.
     if processors_to_spare() && devices.iter().all(|device| !device.exact) {
         client.set_patience(GPU_PATIENCE);

@@ -1,5 +1,6 @@
 //! A device as the proxy described it.
 
+use kedge_cuda_types::attribute::{CONCURRENT_MANAGED_ACCESS, DIRECT_MANAGED_MEM_ACCESS_FROM_HOST};
 use kedge_protocol::DeviceInfo;
 use kedge_transport::ATTRIBUTE_PLACE;
 
@@ -16,15 +17,18 @@ pub(crate) struct Device {
     pub(crate) total_memory: u64,
     /// It checks every allocation, and its modules' variables lie in its arena.
     pub(crate) exact: bool,
-    /// It sees none of the host's pages: managed memory lies in its arena.
-    pub(crate) apart: bool,
+    /// Managed memory lies in its arena, and moves by pages.
+    pub(crate) pages: bool,
+    /// It would do so as well.
+    pub(crate) takes_pages: bool,
     /// Where it is: see [`ATTRIBUTE_PLACE`].
     place: i32,
     attributes: Vec<Option<i32>>,
 }
 
 impl Device {
-    pub(crate) fn new(info: DeviceInfo) -> Self {
+    /// `pages`: whether managed memory is kept by pages where the device leaves that to the client.
+    pub(crate) fn new(info: DeviceInfo, pages: &impl Fn() -> bool) -> Self {
         let place = info.attributes.iter().find(|(id, _)| *id == ATTRIBUTE_PLACE);
         let place = place.map_or(0, |(_, place)| *place);
         let mut attributes = Vec::new();
@@ -35,13 +39,22 @@ impl Device {
             }
             attributes[index] = Some(value);
         }
+        let also_host = attributes.get(CONCURRENT_MANAGED_ACCESS as usize).copied().flatten();
+        let pages = info.apart && (also_host.is_none_or(|told| told == 0) || pages());
+        for withheld in [CONCURRENT_MANAGED_ACCESS, DIRECT_MANAGED_MEM_ACCESS_FROM_HOST] {
+            // Pages cannot move while a kernel runs that may touch them.
+            if let Some(told) = attributes.get_mut(withheld as usize).filter(|_| pages) {
+                *told = told.map(|_| 0);
+            }
+        }
         Self {
             name: info.name.into_inner(),
             uuid: info.uuid,
             pci: info.pci,
             total_memory: info.total_memory,
             exact: info.exact,
-            apart: info.apart,
+            pages,
+            takes_pages: info.apart,
             place,
             attributes,
         }

@@ -18,6 +18,7 @@ mod region;
 mod spans;
 mod touched;
 mod view;
+mod wanted;
 
 use super::link::{current, quiesce};
 use crate::log;
@@ -39,6 +40,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use touched::Touched;
 use view::View;
+pub(crate) use wanted::{Wanted, wanted};
 
 /// The node whose work all work is taken for: each device of a proxy sees the others' memory.
 const NODE: NodeId = NodeId(0);
@@ -74,8 +76,11 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Whether managed memory is kept this way for the current context's device.
 pub(super) fn is_wanted() -> Result<bool, CuError> {
-    let device = current()?.device;
-    Ok(session::get()?.device(device as i32)?.apart)
+    let device = session::get()?.device(current()?.device as i32)?;
+    if device.takes_pages && !device.pages {
+        wanted::tell_why_not();
+    }
+    Ok(device.pages)
 }
 
 /// Whether managed memory at an address is kept this way.

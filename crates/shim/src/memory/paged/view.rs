@@ -351,10 +351,6 @@ impl View {
 /// Makes a userfaultfd: of all faults if that is allowed, else of the program's own. Returns which
 /// it is as well.
 fn watch() -> io::Result<(OwnedFd, bool)> {
-    let make = |flags: i32| {
-        // SAFETY: the call touches no memory.
-        owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC) } as i32)
-    };
     let made = make(0).map(|uffd| (uffd, true)).or_else(|_| {
         log::line(
             "managed memory: system calls on pages that are on the device fail with EFAULT; they \
@@ -366,6 +362,16 @@ fn watch() -> io::Result<(OwnedFd, bool)> {
     // SAFETY: the kernel reads and writes three words.
     checked(unsafe { libc::ioctl(made.0.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) })?;
     Ok(made)
+}
+
+fn make(flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: the call touches no memory.
+    owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC) } as i32)
+}
+
+/// Whether a userfaultfd of this process's may tell of the kernel's own faults, too.
+pub(super) fn all_faults_are_told() -> bool {
+    make(0).is_ok()
 }
 
 /// Maps a part of the file, in this process and in none of its children.
