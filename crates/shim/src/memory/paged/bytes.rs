@@ -25,14 +25,10 @@ pub(super) struct Moves {
 
 impl Moves {
     pub(super) fn copy(&mut self, view: &View, state: &mut State, pages: &Pages, way: Way) {
-        for (addr, bytes, lodged) in state.bytes_of(pages).into_iter().flat_map(|it| view.parts(it))
-        {
+        for (addr, bytes, here) in state.bytes_of(pages).into_iter().flat_map(|it| view.parts(it)) {
             let (pitch, slice) = (0, 0);
-            let here = match lodged {
-                Some(addr) => Place::Mapped { addr, pitch, slice },
-                None => Place::Client { addr: view.alias(addr), pitch, slice },
-            };
-            let there = Place::Mapped { addr, pitch: 0, slice: 0 };
+            let here = Place::Client { addr: here, pitch, slice };
+            let there = Place::Mapped { addr, pitch, slice };
             let (src, dst) = if way == Way::There { (here, there) } else { (there, here) };
             let copy = Copy3d::new(src, dst, Shape::line(bytes));
             self.post(state, StreamOp::Copy { copy });

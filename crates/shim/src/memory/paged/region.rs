@@ -4,13 +4,13 @@ use super::blocks::{BLOCK_BYTES, Blocks};
 use super::{PAGED, Paged, State, paged, refused};
 use crate::memory::alloc::take_device_memory;
 use crate::memory::host::drop_pages;
-use crate::memory::link::{Current, Proxy, ask, call, current, post, post_alloc, post_free};
+use crate::memory::link::{Current, Proxy, ask, current, post_alloc, post_free};
 use crate::memory::table::{Allocation, Kind};
 use crate::memory::{MEMORY, pool, ranges};
 use crate::{capture, log};
 use kedge_cuda_types::CuError;
 use kedge_pages::{Attach, BLOCK, NodeId, PAGE};
-use kedge_protocol::{Call, Post};
+use kedge_protocol::Call;
 
 /// Each block that is in host memory is a mapping of the proxy's, of which a client has 16,384 for
 /// all that it shares, and some of the program's own.
@@ -113,12 +113,10 @@ fn take_pages(device: u32, bytes: u64) -> Result<(u64, u64), CuError> {
 fn from_blocks(current: &Current, size: u64, bytes: u64) -> Result<(u64, Behind), CuError> {
     let heap = MEMORY.heap(current.device)?;
     let reserved = ranges::round_up(bytes, BLOCK_BYTES).ok_or(CuError::OUT_OF_MEMORY)?;
+    // Devices reach it at the blocks' addresses alone: while it is registered with them its pages
+    // cannot be given back.
     let (arena, taken) = MEMORY.shared.take(bytes)?;
-    let shared = call(&Call::Share { addr: arena, size: bytes });
-    let shared = shared.inspect_err(|_| MEMORY.shared.put(arena, taken));
-    shared?;
     let Some(base) = heap.reserve(reserved, BLOCK_BYTES, 0) else {
-        post(&Post::Unshare { addr: arena, size: bytes })?;
         MEMORY.shared.put(arena, taken);
         return Err(CuError::OUT_OF_MEMORY);
     };
@@ -161,7 +159,6 @@ fn end(device: u32, base: u64, region: Region) -> Result<(), CuError> {
             blocks.end()?;
             let (arena, taken) = blocks.arena;
             let bytes = region.size.next_multiple_of(PAGE);
-            post(&Post::Unshare { addr: arena, size: bytes })?;
             drop_pages(arena, taken)?;
             MEMORY.shared.put(arena, taken);
             MEMORY.heap(device)?.unreserve(base, bytes.next_multiple_of(BLOCK_BYTES));

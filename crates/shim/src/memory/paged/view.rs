@@ -90,14 +90,13 @@ impl View {
         self.lodged().find(addr).unwrap_or(self.alias + (addr - DEVICE_BASE))
     }
 
-    /// Divides bytes by where the host's pages are: address, length, and the address in the arena.
-    pub(super) fn parts(&self, (addr, bytes): (u64, u64)) -> Vec<(u64, u64, Option<u64>)> {
+    /// Divides bytes by where the host's pages are: address, length, and the address of these.
+    pub(super) fn parts(&self, (addr, bytes): (u64, u64)) -> Vec<(u64, u64, u64)> {
         let end = addr + bytes;
         let parts = self.lodged().parts(&(addr / PAGE..end.div_ceil(PAGE)));
-        let cut = |(pages, arena): (Pages, Option<u64>)| {
+        let cut = |(pages, _): (Pages, Option<u64>)| {
             let from = addr.max(pages.start * PAGE);
-            let arena = arena.map(|arena| arena + (from - pages.start * PAGE));
-            (from, end.min(pages.end * PAGE) - from, arena)
+            (from, end.min(pages.end * PAGE) - from, self.alias(from))
         };
         parts.into_iter().map(cut).collect()
     }
