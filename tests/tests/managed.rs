@@ -109,6 +109,55 @@ fn jobs_go_back_to_what_is_held() {
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
 }
 
+/// Has clients be told of software devices what they are told of GPUs, which leave it to them how
+/// managed memory is kept.
+const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
+
+/// How a job on such a device keeps its managed memory: by pages or not, and what its log says.
+fn kept(name: &str, user: User, asked: Option<&str>) -> Option<(bool, usize)> {
+    let place = Place::of("gpu_managed", name, user)?;
+    let program = place.program.display().to_string();
+    let run = ["run", "--gpu", "soft:apart", "--job", "j", "--", &program, "20", BETWEEN];
+    let mut command = place.kedge(&run);
+    command.env(LIKE_GPU, "1");
+    command.envs(asked.map(|how| ("KEDGE_MANAGED", how)));
+    let mut job = Job::start(command);
+    job.read_to(2);
+    let pages = |pid: &u32| {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("a job's process");
+        maps.contains("kedge-managed")
+    };
+    let pages = place.clients(&job).iter().any(pages);
+    job.read_to(20);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    Some((pages, place.count("managed memory is the host's")))
+}
+
+#[test]
+fn rights_decide_how_gpus_keep_it_and_so_does_who_asks() {
+    let privileged = unprivileged_faults() || effective_root();
+    let mine = |asked| kept("mamine", User::Same, asked).expect("the test's own user");
+    assert_eq!(mine(None), (privileged, usize::from(!privileged)));
+    assert_eq!(mine(Some("shared")), (false, 0));
+    let all = unprivileged_faults();
+    let Some(others) = kept("maother", User::Nobody, None) else { return };
+    assert_eq!(others, (all, usize::from(!all)));
+    assert_eq!(kept("maasks", User::Nobody, Some("pages")), Some((true, 0)));
+}
+
+/// Whether any user may be told of the kernel's own faults.
+fn unprivileged_faults() -> bool {
+    let told = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    told.is_ok_and(|told| told.trim() == "1")
+}
+
+fn effective_root() -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("this process's own");
+    status
+        .lines()
+        .any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"))
+}
+
 /// Bytes of the image's files whose names begin so.
 fn bytes_of(image: &Path, start: &str) -> u64 {
     let files = fs::read_dir(image).expect("an image").flatten();

@@ -25,8 +25,8 @@ pub(super) fn describe(index: u32, config: &SoftConfig) -> DeviceInfo {
         (a::PCI_DEVICE_ID, pci[2]),
         (a::MULTI_GPU_BOARD_GROUP_ID, index as i32),
         // Managed memory is one memfd that both processes map, so both may use it at once; or it
-        // lies in the device's memory, and pages cannot move under a kernel.
-        (a::CONCURRENT_MANAGED_ACCESS, i32::from(!config.apart)),
+        // lies in the device's memory, and pages cannot move under a kernel. A GPU takes either.
+        (a::CONCURRENT_MANAGED_ACCESS, i32::from(!config.apart || !config.exact)),
         (a::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, i32::from(!config.apart)),
     ]);
     // What is not named is a capability that this device does not have.
