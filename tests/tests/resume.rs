@@ -72,6 +72,41 @@ fn a_job_with_a_device_is_saved_before_it_ends() {
     job.kill();
 }
 
+/// Of what a killed process has open, the kernel closes the last first: the end that was accepted,
+/// which stays in TIME-WAIT at the port where the job listens.
+const LISTENS: &str = r#"
+import os, socket, time
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+client = socket.create_connection(listener.getsockname())
+accepted, _ = listener.accept()
+nonce = "%040d" % os.getpid()
+print("nonce", nonce, flush=True)
+for step in range(1, 301):
+    client.sendall(b"x")
+    assert accepted.recv(1) == b"x"
+    print(nonce, step, flush=True)
+    time.sleep(0.01)
+"#;
+
+#[test]
+fn a_job_that_kedge_ends_leaves_its_ports_to_a_restart() {
+    let place = Place::mine("resumeports");
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "/usr/bin/python3", "-c", LISTENS];
+    let mut job = Job::start(kedge_as(&place.world, place.user, &run));
+    job.read_to(10);
+    let saved = place.output(&["checkpoint", "j"]);
+    assert!(saved.status.success(), "{saved:?}");
+    let ended = place.output(&["kill", "j"]);
+    assert!(ended.status.success(), "{ended:?}");
+    job.drain();
+    job.wait();
+    let restarted = place.output(&["restart", "j-0001"]);
+    assert!(restarted.status.success(), "{restarted:?}");
+    assert!(!stderr(&restarted).contains("TIME-WAIT"), "{restarted:?}");
+}
+
 #[test]
 fn a_program_that_ends_before_it_is_captured_is_not_requeued() {
     let place = Place::mine("resumeends");

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::Checkpointer;
 use crate::proxies::Proxies;
+use kedge_process::plugins::release_ports;
 use kedge_process::{Roots, running};
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -52,6 +53,8 @@ impl Checkpointer {
                 return true;
             }
             let new: Vec<i32> = found.into_iter().filter(|pid| sent.insert(*pid)).collect();
+            // A restart may come at once. All of them first: who loses its peer closes its own end.
+            new.iter().for_each(|pid| release_ports(*pid));
             send(signal, &new);
             if begin.elapsed() >= limit {
                 return found_none;
