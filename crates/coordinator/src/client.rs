@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Error)]
 pub enum ClientError {
-    #[error("the job has no coordinator, and none was found within 10 s: {0}")]
+    #[error("the job has no coordinator, and none was found: {0}")]
     None(io::Error),
     #[error("{0}")]
     Denied(io::Error),
@@ -68,6 +68,8 @@ pub type Find = Box<dyn FnMut() -> io::Result<Link> + Send>;
 pub struct Client {
     find: Find,
     stream: Option<Link>,
+    /// How long one that is lost is looked for.
+    patience: Duration,
     /// How long that waits for an answer, if it was told.
     limit: Option<Duration>,
     hello: Hello,
@@ -115,9 +117,17 @@ impl Client {
             broken: List::default(),
         };
         let (stream, limit, published, pages) = (None, None, Vec::new(), Vec::new());
-        let mut client = Client { find, stream, limit, hello, published, revision: 0, pages };
+        let (patience, revision) = (PATIENCE, 0);
+        let mut client =
+            Client { find, stream, patience, limit, hello, published, revision, pages };
         client.exchange(&Request::Members {}, Duration::ZERO)?;
         Ok(client)
+    }
+
+    /// From here on a coordinator that is lost is looked for once: what is to be said is of use to
+    /// those alone who are still there.
+    pub fn look_once(&mut self) {
+        self.patience = Duration::ZERO;
     }
 
     /// The revision of the board when the coordinator greeted: what is looked for after it is news.
@@ -299,8 +309,7 @@ impl Client {
                     // It may have been there for long.
                     if was_there {
                         begin = Instant::now();
-                    }
-                    if begin.elapsed() > PATIENCE {
+                    } else if begin.elapsed() > self.patience {
                         return Err(ClientError::None(error));
                     }
                     thread::sleep(PAUSE);

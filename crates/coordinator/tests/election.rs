@@ -301,3 +301,25 @@ fn nonsense_is_hung_up_on_and_the_others_go_on() {
     }
     assert_eq!(one.members().unwrap(), ["one"]);
 }
+
+#[test]
+fn who_looks_once_gives_a_lost_coordinator_up_at_once() {
+    let world = World::new("once");
+    let _leader = world.join("leader", true);
+    let (folder, looks) = (world.folder.clone(), Arc::new(Mutex::new(0)));
+    let counted = looks.clone();
+    let find: Find = Box::new(move || {
+        *counted.lock().unwrap() += 1;
+        connect(&folder)
+    });
+    let member = Member { job: "j".into(), name: "one".into(), node: "a".into(), part: true };
+    let mut one = Client::join(&member, find).unwrap();
+    one.look_once();
+    let series = Series::of_job("s");
+    one.break_series(&series, "it is there").unwrap();
+    assert_eq!(*looks.lock().unwrap(), 1);
+    world.lose();
+    let gone = one.break_series(&series, "it is not");
+    assert!(matches!(gone, Err(ClientError::None(_))), "{gone:?}");
+    assert_eq!(*looks.lock().unwrap(), 2);
+}

@@ -245,6 +245,8 @@ pub(crate) fn restart_parts(
         let command = command(spec, &image, &name, &joining);
         running.start(name, command)?;
     }
+    // A coordinator on another host ends with the parts there, when those here may have ended too.
+    client.look_once();
     let mut ended = |name: &JobName, status: ExitStatus| {
         // Whoever still waits for it waits in vain.
         let _ =
