@@ -66,7 +66,7 @@ impl Slurm {
         fs::write(self.at("munge.key"), key).expect("a file");
         fs::set_permissions(self.at("munge.key"), PermissionsExt::from_mode(0o400)).expect("mine");
         let at = self.folder.display();
-        // A requeued job waits until its credential is no more good, and longer.
+        // A requeued job starts within seconds so.
         let mut text = format!(
             "ClusterName=kedge\n\
              SlurmctldHost=a1(10.79.1.1)\n\
@@ -86,6 +86,7 @@ impl Slurm {
              SlurmdLogFile={at}/log/%n\n\
              SlurmdParameters=config_overrides\n\
              SchedulerType=sched/builtin\n\
+             SchedulerParameters=sched_interval=1\n\
              KillWait=5\n\
              RequeueExit=85\n\
              ReturnToService=2\n\

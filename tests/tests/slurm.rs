@@ -2,6 +2,7 @@
 //! of other allocations.
 #![forbid(unsafe_code)]
 
+use kedge_image::Manifest;
 use kedge_left_out::left_out;
 use kedge_tests::job::{User, steps_in, wait_for_steps};
 use kedge_tests::slurm::Slurm;
@@ -11,9 +12,12 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What the programs end with when all of their steps were right.
 const WELL: i32 = 7;
+const LONG: Duration = Duration::from_secs(60);
 
 /// Nodes, and a job of two ranks on them.
 struct Site {
@@ -153,4 +157,54 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
     let last = all.last().and_then(|line| line.split(' ').nth(1)?.parse().ok());
     site.goes_on(1, last.expect("a step"));
     site.goes_on(2, STEPS);
+}
+
+/// A batch script, at whose time limit its shell alone is told.
+#[test]
+fn a_script_that_is_requeued_goes_on_with_its_ranks() {
+    const STEPS: u64 = 300;
+    let Some(site) = Site::of_mpich("slurmq", 2, STEPS) else { return };
+    let (home, images, kedge) = (site.home(), site.slurm.cluster.images(), site.slurm.kedge());
+    let script = format!(
+        "#!/bin/sh
+#SBATCH --job-name=sim
+#SBATCH --nodes=2 --ntasks=2
+#SBATCH --requeue --open-mode=append
+#SBATCH --output={home}/out.0 --error={home}/err.0
+export MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp,self
+saved=
+trap '{kedge} checkpoint sim --stop >&2 && saved=yes' TERM
+srun --mpi=pmi2 {kedge} run --gpu none --resume --incremental --job sim --ckpt-dir {images} \\
+    -- {program} &
+wait $!
+status=$?
+[ -z \"$saved\" ] || {{ wait; exit 85; }}
+exit $status
+",
+        home = home.display(),
+        kedge = kedge.display(),
+        program = site.program.join(" ")
+    );
+    fs::write(home.join("script"), script).expect("a file");
+    let submitted = site.slurm.command(&["sbatch", "script"]).output().expect("nsenter");
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    wait_for_steps(&home, 0, 20);
+    site.checkpoint(0, &[]);
+    let words = ["scancel", "-n", "sim", "--batch", "--signal=TERM"];
+    let told = site.slurm.command(&words).output().expect("nsenter");
+    assert!(told.status.success(), "{}", stderr(&told));
+    let said = || fs::read_to_string(home.join("err.0")).unwrap_or_default();
+    let begin = Instant::now();
+    while steps_in(&home, 0).len() < STEPS as usize {
+        assert!(begin.elapsed() < LONG, "{} {}", said(), site.slurm.logs());
+        thread::sleep(Duration::from_millis(50));
+    }
+    // What has changed since the first image, which both ranks go on from.
+    let second = Manifest::read(&PathBuf::from(images).join("sim-0002")).expect("an image");
+    assert!(second.parent.is_some_and(|parent| parent.name == "sim-0001"));
+    let steps = steps_in(&home, 0);
+    let fields = |line: &String| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
+    let nonce = fields(&steps[0]).swap_remove(0);
+    let all = (1..=STEPS).map(|step| vec![nonce.clone(), step.to_string()]);
+    assert_eq!(steps.iter().map(fields).collect::<Vec<_>>(), all.collect::<Vec<_>>(), "{}", said());
 }

@@ -374,6 +374,9 @@ mod tests {
     fn intervals_are_read() {
         let every = |seconds| Ok(Interval::Every(Duration::from_secs(seconds)));
         let auto = |mtbf| Ok(Interval::Auto { mtbf });
+        let each = [every(600), every(1), auto(Duration::from_secs(6 * 3600))];
+        each.into_iter()
+            .for_each(|said| assert_eq!(interval(&said.clone().unwrap().to_string()), said));
         assert_eq!((interval("10m"), interval("1s")), (every(600), every(1)));
         assert_eq!(interval("auto"), auto(policy::MTBF));
         assert_eq!(interval("auto,6h"), auto(Duration::from_secs(6 * 3600)));

@@ -45,13 +45,8 @@ impl Policy {
 impl Policy {
     /// Returns the options that say what a rank of a step of several cannot have, and whether each
     /// is given.
-    pub(crate) fn needs_one_part(&self) -> [(&'static str, bool); 4] {
-        [
-            ("--incremental", self.full_every.is_some()),
-            ("--recover", self.recover.is_some()),
-            ("--on-term", self.on_term.is_some()),
-            ("--resume", self.resume),
-        ]
+    pub(crate) fn needs_one_part(&self) -> [(&'static str, bool); 2] {
+        [("--recover", self.recover.is_some()), ("--on-term", self.on_term.is_some())]
     }
 }
 
@@ -120,6 +115,16 @@ impl Interval {
     fn checked(self) -> Option<Interval> {
         let (Interval::Every(time) | Interval::Auto { mtbf: time }) = self;
         (time >= MIN_INTERVAL).then_some(self)
+    }
+}
+
+/// As `--interval` takes it.
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Interval::Every(time) => write!(f, "{}ms", time.as_millis()),
+            Interval::Auto { mtbf } => write!(f, "auto,{}ms", mtbf.as_millis()),
+        }
     }
 }
 

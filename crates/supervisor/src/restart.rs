@@ -102,6 +102,12 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
             return joint::restart_parts(spec, &images).map(|outcome| End::Ended(outcome.into()));
         }
+        // Each of several ranks would bring it back.
+        if spec.resume.is_some()
+            && let Some(ranks) = Seat::here().filter(Seat::has_others).map(|seat| seat.size)
+        {
+            return Err(RankError::Size { parts: 1, ranks }.into());
+        }
     }
     let jobs = Jobs::open()?;
     let (name, dir, images) = place(spec, &jobs)?;
@@ -140,7 +146,7 @@ pub fn settle_restarts() -> Vec<String> {
 }
 
 /// Whoever has closed his end of standard error is not told.
-fn tell(what: &str) {
+pub(crate) fn tell(what: &str) {
     let _ = writeln!(io::stderr(), "kedge: {what}");
 }
 

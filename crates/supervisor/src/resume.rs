@@ -10,7 +10,7 @@ use crate::missed::Missed;
 use crate::policy::Policy;
 use crate::restart::Candidates;
 use kedge_control::joblog::JobLog;
-use kedge_image::ImageError;
+use kedge_image::{ImageError, Manifest, Part};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -28,17 +28,27 @@ fn mark(dir: &Path, job: &JobName) -> PathBuf {
 /// # Errors
 /// The folder cannot be read.
 pub fn images(dir: &Path, job: &JobName) -> Result<Candidates, ImageError> {
-    let done = done_at(dir, job);
     let user = rustix::process::geteuid().as_raw();
     // An image is a program: another user's is not this one's to run.
     let is_own = |folder: &Path| folder.symlink_metadata().is_ok_and(|it| it.uid() == user);
     let mut images = kedge_image::list(dir)?;
     let name = job.to_string();
     images.retain(|(folder, manifest)| {
-        let since = done.is_none_or(|done| manifest.captured > done);
-        manifest.job == name && since && is_own(folder)
+        let done = || done_at(dir, job).max(parts_done_at(dir, manifest));
+        let since = || done().is_none_or(|done| manifest.captured > done);
+        manifest.job == name && since() && is_own(folder)
     });
     Ok(images)
+}
+
+/// When the programs of all of an image's parts had ended well, if it has parts.
+fn parts_done_at(dir: &Path, image: &Manifest) -> Option<u64> {
+    let done = |part: &Part| {
+        let (name, _) = part.name.rsplit_once('-')?;
+        done_at(dir, &name.parse().ok()?)
+    };
+    let all = image.parts.iter().map(done).collect::<Option<Vec<u64>>>()?;
+    all.into_iter().max()
 }
 
 /// When a job's program last ended well, in seconds since 1970.
@@ -79,7 +89,7 @@ pub(crate) fn concluded(
 }
 
 /// Notes that a job's program has ended well; without images there is nothing to note.
-fn note_done(dir: &Path, job: &JobName) -> io::Result<()> {
+pub(crate) fn note_done(dir: &Path, job: &JobName) -> io::Result<()> {
     match File::create(mark(dir, job)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         made => made?.set_modified(SystemTime::now()),
@@ -102,6 +112,25 @@ mod tests {
         let keep = NonZeroU32::new(2);
         let dir = Some(dir.to_owned());
         Policy { dir, keep, on_term: Some(on_term), resume: true, ..Policy::default() }
+    }
+
+    #[test]
+    fn a_job_of_parts_is_done_when_all_of_them_are() {
+        let dir = std::env::temp_dir().join(format!("kedge-resume-parts-{}", std::process::id()));
+        let folder = dir.join("j-0001");
+        fs::create_dir_all(&folder).unwrap();
+        let part = |name: &str| Manifest::new(name.into(), vec![], 1);
+        let mut whole = Manifest::new("j".into(), vec![], crate::jobs::now() - 10);
+        whole.parts = ["j.0", "j.2"].map(|of| Part::of(&format!("{of}-0001"), &part(of))).into();
+        whole.write(&folder).unwrap();
+        let found = || images(&dir, &"j".parse().unwrap()).unwrap().len();
+        let mut all = vec![found()];
+        for done in ["j.0", "j.1", "j.2"] {
+            note_done(&dir, &done.parse().unwrap()).unwrap();
+            all.push(found());
+        }
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(all, [1, 1, 1, 0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::launch::meeting_place;
 use super::{Joint, MOST_PARTS, clear, lock, part_name};
 use crate::jobs::{JobDir, JobError, JobName, Jobs};
-use crate::rank::{Meeting, Open, RankError, hear, met, tell};
+use crate::rank::{Meeting, Open, RankError, STARTS, hear, met, tell};
 use crate::{JobSpec, RunError};
 use kedge_coordinator::{Far, FarError, JobKey};
 use std::path::Path;
@@ -27,8 +27,9 @@ pub(crate) fn enter_step(
         return Err(failed(open, error));
     }
     if open.rank.rank > 0 {
-        let (job, far) = heard(open)?;
-        if let Err(error) = named(spec.name.as_ref(), &job) {
+        let (job, far, does) = heard(open)?;
+        let agreed = named(spec.name.as_ref(), &job).and_then(|()| does_the_same(STARTS, &does));
+        if let Err(error) = agreed {
             return Err(failed(open, error.into()));
         }
         met(open)?;
@@ -54,25 +55,26 @@ pub(super) fn failed(open: &mut Open, error: RunError) -> RunError {
     error
 }
 
-/// Where the first rank says that all meet, and the job's name.
-pub(super) fn heard(open: &mut Open) -> Result<(JobName, Far), RunError> {
-    let Meeting { job, at, key } = hear(open)?;
+/// Where the first rank says that all meet, the job's name, and what all do.
+pub(super) fn heard(open: &mut Open) -> Result<(JobName, Far, String), RunError> {
+    let Meeting { job, at, key, does } = hear(open)?;
     let job: JobName = job.parse()?;
     let bad = |error: FarError| JobError::Join { job: job.clone(), why: error.to_string() };
     let key = JobKey::new(key.as_bytes()).map_err(bad)?;
     let far = Far::new(&at, key).map_err(bad)?;
-    Ok((job, far))
+    Ok((job, far, does))
 }
 
 /// A place where the parts of the job `job` can meet, drawn by the first rank, and what the others
-/// are told of it.
-pub(super) fn draw(job: &JobName) -> Result<(Far, Meeting), JobError> {
+/// are told of it: all of them do `does`.
+pub(super) fn draw(job: &JobName, does: &str) -> Result<(Far, Meeting), JobError> {
     let toward = std::env::var(LAUNCHER).ok();
     let bad = |why: String| JobError::Join { job: job.clone(), why };
     let far = meeting_place(toward.as_deref()).map_err(|error| bad(error.to_string()))?;
     let key = String::from_utf8(far.key().text().to_vec());
     let key = key.map_err(|_| bad("its key is no text".to_owned()))?;
-    let meeting = Meeting { job: job.to_string(), at: far.address().to_string(), key };
+    let (at, does) = (far.address().to_string(), does.to_owned());
+    let meeting = Meeting { job: job.to_string(), at, key, does };
     Ok((far, meeting))
 }
 
@@ -98,11 +100,19 @@ fn named(own: Option<&JobName>, job: &JobName) -> Result<(), RankError> {
     }
 }
 
+/// Whether a rank does what the first one does: each looks for images by itself.
+pub(super) fn does_the_same(own: &str, first: &str) -> Result<(), RankError> {
+    match own == first {
+        true => Ok(()),
+        false => Err(RankError::Apart { own: own.to_owned(), first: first.to_owned() }),
+    }
+}
+
 fn first(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir, Meeting), RunError> {
     let mut tries = 0;
     loop {
         tries += 1;
-        let (far, meeting) = draw(job)?;
+        let (far, meeting) = draw(job, STARTS)?;
         match enter_as(jobs, job, 0, far) {
             Ok((joint, dir)) => return Ok((joint, dir, meeting)),
             Err(JobError::Join { .. }) if tries < TRIES => {}
@@ -133,6 +143,13 @@ fn enter_as(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_of_one_step_do_the_same() {
+        assert!(does_the_same(STARTS, STARTS).is_ok());
+        let refused = does_the_same(STARTS, "restarts sim-0007 of").unwrap_err().to_string();
+        assert!(refused.contains("restarts sim-0007 of the job, and this one starts it"));
+    }
 
     #[test]
     fn ranks_of_one_step_are_one_job() {

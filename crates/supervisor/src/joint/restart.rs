@@ -6,10 +6,10 @@ use super::meeting::SPACE;
 use super::{Joint, lock, part_name, ranks};
 use crate::again::kedge_again;
 use crate::jobs::{JobError, JobName, Jobs};
-use crate::rank::{Open, PMI, RankError, Seat, tell};
-use crate::restart::RestartSpec;
+use crate::rank::{Open, PMI, RankError, Seat, met, tell};
+use crate::restart::{RestartSpec, tell as tell_user};
 use crate::signals::{Signal, Signals};
-use crate::{Outcome, RunError};
+use crate::{Outcome, RunError, resume};
 use kedge_coordinator::{
     Client, ClientError, Far, FarError, Leader, Member, Notice, Place, Series, Server, Who,
 };
@@ -226,7 +226,7 @@ pub(crate) fn restart_parts(
     // Before anything is started, so that only the waiting below sees them.
     let signals = Signals::block();
     let (spec, met) = match seat(spec, folder, manifest)? {
-        Some(seat) => meet_in_step(spec, manifest, &jobs, &job, seat)?,
+        Some(seat) => meet_in_step(spec, (folder, manifest), &jobs, &job, seat)?,
         None => (spec.clone(), meet(spec, &jobs, &job)?),
     };
     let spec = &spec;
@@ -242,7 +242,11 @@ pub(crate) fn restart_parts(
     let mut running = Parts(Vec::new());
     for (number, name) in chosen.into_iter().zip(names) {
         let image = folder.join(&manifest.parts[number as usize].name);
-        let command = command(spec, &image, &name, &joining);
+        let mut command = command(spec, &image, &name, &joining);
+        // One of the parts asks for all of them.
+        if let (0, Some(interval)) = (number, spec.policy.interval) {
+            command.arg("--interval").arg(interval.to_string());
+        }
         running.start(name, command)?;
     }
     // A coordinator on another host ends with the parts there, when those here may have ended too.
@@ -261,6 +265,9 @@ pub(crate) fn restart_parts(
         starting = starting.filter(|_| running.all_named(&jobs));
     }
     drop(server);
+    if let (Some(_), Some(dir)) = (&spec.resume, &spec.policy.dir) {
+        running.note_done(dir);
+    }
     Ok(running.outcome())
 }
 
@@ -300,11 +307,13 @@ fn seat(spec: &RestartSpec, folder: &Path, manifest: &Manifest) -> Result<Option
 /// In a step, whose ranks restart one part each: what this one is to do.
 fn meet_in_step(
     spec: &RestartSpec,
-    manifest: &Manifest,
+    (folder, manifest): (&Path, &Manifest),
     jobs: &Jobs,
     job: &JobName,
     seat: Seat,
 ) -> Result<(RestartSpec, Met), RunError> {
+    let image = folder.file_name().unwrap_or_default().to_string_lossy();
+    let does = format!("restarts {image} of");
     let mut open = Open::begin(&seat)?;
     // Others on this host may have begun by the time that all have met.
     let room = || {
@@ -323,23 +332,28 @@ fn meet_in_step(
     };
     let (joint, server, client) = if open.rank.rank == 0 {
         let drawn = || {
-            let (far, meeting) = ranks::draw(job)?;
+            let (far, meeting) = ranks::draw(job, &does)?;
             Ok((meet(far)?, meeting))
         };
         match drawn() {
-            Ok((met, meeting)) => {
+            Ok((coordinated, meeting)) => {
                 tell(&mut open, Ok(&meeting))?;
-                met
+                // All do the same.
+                met(&mut open)?;
+                coordinated
             }
             Err(error) => return Err(ranks::failed(&mut open, error)),
         }
     } else {
-        let (named, far) = ranks::heard(&mut open)?;
-        if named != *job {
-            return Err(
-                RankError::Failed(format!("it restarts {named}, and this one {job}")).into()
-            );
+        let (named, far, other) = ranks::heard(&mut open)?;
+        let agreed = match named == *job {
+            true => ranks::does_the_same(&does, &other),
+            false => Err(RankError::Failed(format!("it {other} {named}, and this one {job}"))),
+        };
+        if let Err(error) = agreed {
+            return Err(ranks::failed(&mut open, error.into()));
         }
+        met(&mut open)?;
         meet(far)?
     };
     let (far, number) = (joint.place.far.clone(), open.rank.rank);
@@ -349,9 +363,7 @@ fn meet_in_step(
 }
 
 fn fits_step(spec: &RestartSpec, manifest: &Manifest, open: &Open) -> Result<(), RunError> {
-    let given = spec.policy.needs_one_part().into_iter();
-    let resume = ("--resume", spec.resume.is_some());
-    let mut given = given.chain([resume]);
+    let mut given = spec.policy.needs_one_part().into_iter();
     if let Some((option, _)) = given.find(|(_, given)| *given) {
         return Err(RankError::Option(option).into());
     }
@@ -541,6 +553,17 @@ impl Parts {
                 && let Some(signal) = rustix::process::Signal::from_named_raw(signal)
             {
                 let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+    }
+
+    /// Notes in `dir` which parts' programs have ended well.
+    fn note_done(&self, dir: &Path) {
+        for (name, _, status) in &self.0 {
+            let well = status.is_some_and(|status| status.success());
+            if let (true, Err(error)) = (well, resume::note_done(dir, name)) {
+                let why = "a next --resume goes on from an image";
+                tell_user(&format!("{}: {name}: {error}: {why}", dir.display()));
             }
         }
     }

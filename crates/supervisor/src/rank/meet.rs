@@ -10,6 +10,7 @@ const ALL: Duration = Duration::from_secs(60);
 const JOB: &str = "kedge.job";
 const AT: &str = "kedge.at";
 const KEY: &str = "kedge.key";
+const DOES: &str = "kedge.does";
 const FAILED: &str = "kedge.failed";
 /// The longest reason that others are told, in characters.
 const LONGEST: usize = 300;
@@ -23,7 +24,12 @@ pub(crate) struct Meeting {
     pub(crate) at: String,
     /// What they know each other by.
     pub(crate) key: String,
+    /// What all of them do: [`STARTS`], or which image they bring back.
+    pub(crate) does: String,
 }
+
+/// That the job is started.
+pub(crate) const STARTS: &str = "starts";
 
 /// Tells the other ranks: the first one of where all meet, any of them of its failure.
 ///
@@ -31,8 +37,8 @@ pub(crate) struct Meeting {
 /// The daemon fails, not all ranks come, or one of them has failed.
 pub(crate) fn tell(open: &mut Open, told: Result<&Meeting, &str>) -> Result<(), RankError> {
     match told {
-        Ok(Meeting { job, at, key }) => {
-            for (name, value) in [(JOB, job), (AT, at), (KEY, key)] {
+        Ok(Meeting { job, at, key, does }) => {
+            for (name, value) in [(JOB, job), (AT, at), (KEY, key), (DOES, does)] {
                 open.put(name, value)?;
             }
         }
@@ -53,7 +59,7 @@ pub(crate) fn tell(open: &mut Open, told: Result<&Meeting, &str>) -> Result<(), 
 pub(crate) fn hear(open: &mut Open) -> Result<Meeting, RankError> {
     met(open)?;
     let mut get = |name| open.get(name)?.ok_or(RankError::Untold);
-    Ok(Meeting { job: get(JOB)?, at: get(AT)?, key: get(KEY)? })
+    Ok(Meeting { job: get(JOB)?, at: get(AT)?, key: get(KEY)?, does: get(DOES)? })
 }
 
 /// Waits until all ranks have come.

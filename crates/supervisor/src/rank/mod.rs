@@ -12,7 +12,7 @@ mod session;
 
 pub(crate) use link::Held;
 use link::Link;
-pub(crate) use meet::{Meeting, hear, met, tell};
+pub(crate) use meet::{Meeting, STARTS, hear, met, tell};
 pub(crate) use plugin::PMI;
 pub(crate) use session::Open;
 pub use session::RankError;

@@ -31,6 +31,11 @@ pub enum RankError {
          job; for jobs of their own: env -u PMI_FD kedge run …"
     )]
     Named { own: String, first: String },
+    #[error(
+        "the first rank {first} the job, and this one {own} it: all of them are to find the same \
+         images (--ckpt-dir, on a file system that all nodes share)"
+    )]
+    Apart { own: String, first: String },
     #[error("the first rank of the step has told nothing: let all ranks be started by one kedge")]
     Untold,
     #[error("another rank of the step: {0}")]
