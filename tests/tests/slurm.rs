@@ -9,7 +9,7 @@ use kedge_tests::slurm::Slurm;
 use kedge_tests::world::stderr;
 use kedge_tests::{host, root};
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -27,10 +27,10 @@ struct Site {
 }
 
 impl Site {
-    /// So many nodes, for a program of MPICH's that does so many steps; `None` where there can be
-    /// none, which is counted.
-    fn of_mpich(name: &str, nodes: usize, steps: u64) -> Option<Site> {
-        let slurm = Slurm::new(name, User::Same, nodes)?;
+    /// So many nodes, for a user's program of MPICH's that does so many steps; `None` where there
+    /// can be none, which is counted.
+    fn of_mpich(name: &str, user: User, nodes: usize, steps: u64) -> Option<Site> {
+        let slurm = Slurm::new(name, user, nodes)?;
         let home = slurm.cluster.world.home();
         let source = root().join("crates/process/tests/mpi.c");
         let mut compiler = Command::new("mpicc.mpich");
@@ -42,7 +42,9 @@ impl Site {
             Ok(status) => assert!(status.success(), "mpicc.mpich"),
         }
         // Hosts that are namespaces share what tells UCX of devices.
-        let own = host("own_devices.c", "own_devices.so", &["-shared", "-fPIC"]);
+        let own = home.join("own_devices.so");
+        let built = host("own_devices.c", "own_devices.so", &["-shared", "-fPIC"]);
+        fs::copy(built, &own).expect("a file");
         let devices = home.join("devices");
         fs::create_dir(&devices).expect("a folder");
         for device in ["ka", "kb"] {
@@ -133,7 +135,7 @@ fn ended(child: Child) -> Output {
 #[test]
 fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
     const STEPS: u64 = 400;
-    let Some(site) = Site::of_mpich("slurmm", 4, STEPS) else { return };
+    let Some(site) = Site::of_mpich("slurmm", User::Same, 4, STEPS) else { return };
     let first = site.start(&[], [0, 1]);
     wait_for_steps(&site.home(), 0, 20);
     site.checkpoint(1, &[]);
@@ -159,11 +161,11 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
     site.goes_on(2, STEPS);
 }
 
-/// A batch script, at whose time limit its shell alone is told.
+/// An ordinary user's batch script, at whose time limit its shell alone is told.
 #[test]
 fn a_script_that_is_requeued_goes_on_with_its_ranks() {
     const STEPS: u64 = 300;
-    let Some(site) = Site::of_mpich("slurmq", 2, STEPS) else { return };
+    let Some(site) = Site::of_mpich("slurmq", User::Nobody, 2, STEPS) else { return };
     let (home, images, kedge) = (site.home(), site.slurm.cluster.images(), site.slurm.kedge());
     let script = format!(
         "#!/bin/sh
@@ -200,7 +202,9 @@ exit $status
         thread::sleep(Duration::from_millis(50));
     }
     // What has changed since the first image, which both ranks go on from.
-    let second = Manifest::read(&PathBuf::from(images).join("sim-0002")).expect("an image");
+    let image = PathBuf::from(images).join("sim-0002");
+    assert_eq!(fs::metadata(&image).expect("an image").uid(), User::Nobody.id());
+    let second = Manifest::read(&image).expect("an image");
     assert!(second.parent.is_some_and(|parent| parent.name == "sim-0001"));
     let steps = steps_in(&home, 0);
     let fields = |line: &String| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
