@@ -103,29 +103,34 @@ impl Engine {
             vec![Block::new(Place::Host); region.index(region.pages.end - 1) as usize + 1];
         let count = region.blocks.len() as u32;
         self.regions.insert(start, region);
+        let places: Vec<(Pages, Place)> =
+            (0..count).filter_map(|index| self.put_new((start, index), node)).collect();
+        // By kinds, so that what is alike is one action however many blocks there are.
         let mut out = Out::default();
-        for index in 0..count {
-            self.put_new((start, index), node, &mut out);
+        for (pages, at) in &places {
+            if let Place::Node(node) = *at {
+                out.push(Action::Reserve { node, pages: pages.clone() });
+            }
+        }
+        for (pages, at) in &places {
+            out.push(Action::Map { pages: pages.clone(), at: *at });
+        }
+        for (pages, _) in places.into_iter().filter(|(_, at)| *at == Place::Host) {
+            out.push(Action::Protect { pages, to: Protection::ReadWrite });
         }
         Ok(out.done())
     }
 
-    /// Places a block of a new region.
-    fn put_new(&mut self, key: Key, node: NodeId, out: &mut Out) {
-        let Some(region) = self.regions.get(&key.0) else { return };
+    /// Decides where a block of a new region lies. Returns its pages, and where.
+    fn put_new(&mut self, key: Key, node: NodeId) -> Option<(Pages, Place)> {
+        let region = self.regions.get(&key.0)?;
         let pages = region.block_pages(key.1);
         let at = match region.fixed || self.has_room(node, pages.end - pages.start) {
             true => Place::Node(node),
             false => Place::Host,
         };
-        if let Place::Node(node) = at {
-            out.push(Action::Reserve { node, pages: pages.clone() });
-        }
-        out.push(Action::Map { pages: pages.clone(), at });
-        if at == Place::Host {
-            out.push(Action::Protect { pages, to: Protection::ReadWrite });
-        }
         self.enter(key, at);
+        Some((pages, at))
     }
 
     /// Removes the region that begins at a page, when all work that may touch it is over.

@@ -152,6 +152,13 @@ impl Session {
         self.call::<Result<(), u32>>(call)?.map_err(CuError)
     }
 
+    /// Calls whose replies are each a `Status`, and of which none depends on another's: what each
+    /// says, in order.
+    pub(crate) fn call_each(&self, calls: &[Call]) -> Result<Vec<Result<(), CuError>>, CuError> {
+        let replies = self.client.call_each::<Result<(), u32>>(calls).map_err(gone)?;
+        Ok(replies.into_iter().map(|status| status.map_err(CuError)).collect())
+    }
+
     /// The device of that ordinal, or INVALID_DEVICE.
     #[inline]
     pub(crate) fn device(&self, ordinal: i32) -> Result<&Device, CuError> {

@@ -25,6 +25,8 @@ use std::time::Duration;
 
 /// How long the proxy may take to start and to answer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Calls of one thread that wait for their replies at the same time: others have slots left.
+const TOGETHER: usize = 64;
 
 /// One process's connection to its proxy. No threads of its own; every method may be called from
 /// any thread. After `fork()` the child must not use it.
@@ -142,15 +144,42 @@ impl Client {
     /// threads post and call meanwhile.
     pub fn call<T: Wire>(&self, call: &Call) -> Result<T, Dead> {
         let slot = self.take_slot()?;
+        self.ask(call, slot)?;
+        self.reply(slot)
+    }
+
+    /// Appends calls of which none depends on another's reply, as many at a time as there is room
+    /// for, and returns their replies in order. The proxy carries them out one after the other.
+    pub fn call_each<T: Wire>(&self, calls: &[Call]) -> Result<Vec<T>, Dead> {
+        let mut replies = Vec::with_capacity(calls.len());
+        let mut rest = calls;
+        while !rest.is_empty() {
+            let mut slots = vec![self.take_slot()?];
+            let most = rest.len().min(TOGETHER);
+            slots.extend(std::iter::from_fn(|| self.slots.take()).take(most - 1));
+            let (now, later) = rest.split_at(slots.len());
+            now.iter().zip(&slots).try_for_each(|(call, slot)| self.ask(call, *slot))?;
+            for slot in slots {
+                replies.push(self.reply(slot)?);
+            }
+            rest = later;
+        }
+        Ok(replies)
+    }
+
+    /// Appends a call whose reply is to be in a slot.
+    fn ask(&self, call: &Call, slot: u32) -> Result<(), Dead> {
         self.segment.header().slots[slot as usize]
             .state
             .store(slot_state::PENDING, Ordering::Relaxed);
-        {
-            let mut producer = self.producer()?;
-            producer.buffer.clear();
-            Message::put_call(call, &mut Writer::new(&mut producer.buffer));
-            producer.push(&self.segment, Some(slot), || self.alive()).ok_or(Dead)?;
-        }
+        let mut producer = self.producer()?;
+        producer.buffer.clear();
+        Message::put_call(call, &mut Writer::new(&mut producer.buffer));
+        producer.push(&self.segment, Some(slot), || self.alive()).ok_or(Dead).map(drop)
+    }
+
+    /// Waits for the reply in a slot, and gives that back.
+    fn reply<T: Wire>(&self, slot: u32) -> Result<T, Dead> {
         // A slot whose proxy died stays taken: nothing will be called again.
         let ready = &self.segment.header().slots[slot as usize];
         let patience = Duration::from_micros(self.patience.load(Ordering::Relaxed));

@@ -100,6 +100,32 @@ fn threads_posts_arrive_in_the_order_in_which_they_were_accepted() {
     });
 }
 
+/// Threads that make more calls in one go than there is room for: each has its own replies.
+#[test]
+fn calls_in_one_go_are_answered_in_order() {
+    let check = |_: &Server, message: Message, _| match message {
+        Message::Call { call: Call::StreamSync { stream } } => {
+            Some(encoded::<Status>(&Err(stream.0)))
+        }
+        _ => Some(encoded::<Status>(&Ok(()))),
+    };
+    with_server(check, |client| {
+        thread::scope(|scope| {
+            for t in 0..8 {
+                let client = &client;
+                scope.spawn(move || {
+                    let numbers = t * 10_000..t * 10_000 + 1000;
+                    let sync = |n| Call::StreamSync { stream: StreamId(n) };
+                    let calls: Vec<Call> = numbers.clone().map(sync).collect();
+                    let expected: Vec<Status> = numbers.map(Err).collect();
+                    assert_eq!(client.call_each::<Status>(&calls), Ok(expected));
+                });
+            }
+        });
+        assert_eq!(client.call_each::<Status>(&[]), Ok(Vec::new()));
+    });
+}
+
 /// Large and odd-sized posts fill the ring many times over while the server lags.
 #[test]
 fn a_full_ring_waits_and_wraps() {

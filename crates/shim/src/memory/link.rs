@@ -43,6 +43,11 @@ pub(super) fn call(call: &Call) -> Result<(), CuError> {
     session::get()?.call_status(call)
 }
 
+/// Calls of which none depends on another's reply, in one go: the outcome of each, in order.
+pub(super) fn call_each(calls: &[Call]) -> Result<Vec<Result<(), CuError>>, CuError> {
+    session::get()?.call_each(calls)
+}
+
 /// A call and its reply.
 pub(super) fn ask<T: Wire>(call: &Call) -> Result<T, CuError> {
     session::get()?.call(call)

@@ -4,10 +4,11 @@
 use super::{Behind, State};
 use crate::log;
 use crate::memory::MEMORY;
-use crate::memory::link::{Current, Proxy, call, post, post_alloc, post_free};
+use crate::memory::link::{Current, Proxy, call_each, post, post_alloc, post_free};
 use kedge_cuda_types::CuError;
 use kedge_pages::{BLOCK, PAGE, Pages};
 use kedge_protocol::{Call, CtxId, Post};
+use std::ops::Range;
 
 /// Bytes of a block: what devices grant and map.
 pub(super) const BLOCK_BYTES: u64 = BLOCK * PAGE;
@@ -56,81 +57,133 @@ impl Blocks {
         ((page * PAGE - self.base) / BLOCK_BYTES) as usize
     }
 
+    /// Returns the page behind the last.
+    fn end_page(&self) -> u64 {
+        (self.base + self.size).div_ceil(PAGE)
+    }
+
     /// Returns where a block's host memory is in the shared arena.
     fn arena(&self, index: usize) -> u64 {
         self.arena.0 + index as u64 * BLOCK_BYTES
     }
 
-    /// Puts memory of the device behind a block's addresses.
-    ///
-    /// # Errors
-    /// OUT_OF_MEMORY: the device has none. What was there is there.
-    fn put_device(&mut self, index: usize) -> Result<(), CuError> {
-        let (start, end) = self.span(index);
-        let before = self.backings[index];
-        if before == Backing::Device {
-            return Ok(());
-        }
-        self.take_host(index)?;
-        let (device, addr, bytes) = (self.device, start, BLOCK_BYTES);
-        let granted = match call(&Call::Grant { device, addr, bytes }) {
-            // What is kept for later allocations may be what is missing.
-            Err(CuError::OUT_OF_MEMORY) => MEMORY
-                .heap(device)
-                .and_then(|heap| heap.surrender(&Proxy))
-                .and_then(|()| call(&Call::Grant { device, addr, bytes })),
-            outcome => outcome,
+    /// Puts memory of the device behind the addresses of some blocks. What cannot be is as it was:
+    /// returns these blocks, with OUT_OF_MEMORY where the device has none.
+    fn put_device(&mut self, indices: Range<usize>) -> Vec<(usize, CuError)> {
+        let wanted: Vec<usize> = self.not(Backing::Device, indices);
+        let before: Vec<Backing> = wanted.iter().map(|index| self.backings[*index]).collect();
+        let taken = self.take_host(&wanted).and_then(|()| self.grant(&wanted));
+        let outcomes = match taken {
+            Ok(outcomes) => outcomes,
+            Err(error) => return wanted.into_iter().map(|index| (index, error)).collect(),
         };
-        if let Err(error) = granted {
-            if before == Backing::Host {
-                self.put_host(index)?;
+        let mut refused = Vec::new();
+        for (index, granted) in wanted.iter().copied().zip(outcomes) {
+            let (start, end) = self.span(index);
+            let granted = granted.and_then(|()| {
+                self.backings[index] = Backing::Device;
+                post_alloc(self.ctx, start, end - start)
+            });
+            refused.extend(granted.err().map(|error| (index, error)));
+        }
+        let hosts = wanted.into_iter().zip(before).filter(|(_, was)| *was == Backing::Host);
+        let back = hosts.filter(|(index, _)| refused.iter().any(|(other, _)| other == index));
+        for (index, _) in back.collect::<Vec<_>>() {
+            refused.extend(self.put_host(index..index + 1));
+        }
+        refused
+    }
+
+    /// Asks for the device's memory: what it says of each block.
+    fn grant(&self, indices: &[usize]) -> Result<Vec<Result<(), CuError>>, CuError> {
+        let (device, bytes) = (self.device, BLOCK_BYTES);
+        let ask = |indices: &[usize]| {
+            let call = |index: &usize| Call::Grant { device, addr: self.span(*index).0, bytes };
+            call_each(&indices.iter().map(call).collect::<Vec<_>>())
+        };
+        let mut granted = ask(indices)?;
+        let is_short = |outcome: &Result<(), CuError>| *outcome == Err(CuError::OUT_OF_MEMORY);
+        let heap = MEMORY.heap(device)?;
+        // What is kept for later allocations may be what is missing.
+        if granted.iter().any(is_short) && heap.spare() > 0 {
+            heap.surrender(&Proxy)?;
+            let short: Vec<usize> =
+                (0..granted.len()).filter(|at| is_short(&granted[*at])).collect();
+            let again: Vec<usize> = short.iter().map(|at| indices[*at]).collect();
+            for (at, outcome) in short.into_iter().zip(ask(&again)?) {
+                granted[at] = outcome;
             }
-            return Err(error);
         }
-        self.backings[index] = Backing::Device;
-        post_alloc(self.ctx, start, end - start)
+        Ok(granted)
     }
 
-    /// Puts host memory behind a block's addresses.
-    fn put_host(&mut self, index: usize) -> Result<(), CuError> {
-        if self.backings[index] == Backing::Host {
-            return Ok(());
+    /// Puts host memory behind the addresses of some blocks. Returns those of which that, or the
+    /// devices' access, has failed.
+    fn put_host(&mut self, indices: Range<usize>) -> Vec<(usize, CuError)> {
+        let wanted = self.not(Backing::Host, indices);
+        let each = |error| wanted.iter().map(|index| (*index, error)).collect();
+        if let Err(error) = self.take_device(&wanted) {
+            return each(error);
         }
-        self.take_device(index)?;
-        let (alias, end) = self.span(index);
-        let size = (end - alias).next_multiple_of(PAGE);
-        call(&Call::Alias { alias, addr: self.arena(index), size })?;
-        self.backings[index] = Backing::Host;
-        call(&Call::Share { addr: alias, size: shared(alias, end) })
+        let calls = wanted.iter().flat_map(|index| {
+            let (alias, end) = self.span(*index);
+            let (addr, size) = (self.arena(*index), (end - alias).next_multiple_of(PAGE));
+            let share = Call::Share { addr: alias, size: shared(alias, end) };
+            // Where that is not shown, this is refused.
+            [Call::Alias { alias, addr, size }, share]
+        });
+        let outcomes = match call_each(&calls.collect::<Vec<_>>()) {
+            Ok(outcomes) => outcomes,
+            Err(error) => return each(error),
+        };
+        let mut failed = Vec::new();
+        for (index, both) in wanted.iter().zip(outcomes.chunks_exact(2)) {
+            if both[0].is_ok() {
+                self.backings[*index] = Backing::Host;
+            }
+            failed.extend(both[0].and(both[1]).err().map(|error| (*index, error)));
+        }
+        failed
     }
 
-    fn take_device(&mut self, index: usize) -> Result<(), CuError> {
-        if self.backings[index] != Backing::Device {
-            return Ok(());
-        }
-        let (start, end) = self.span(index);
-        self.backings[index] = Backing::Nothing;
-        post_free(start, end - start)?;
-        call(&Call::Return { device: self.device, addr: start, bytes: BLOCK_BYTES })
+    /// Returns the blocks of some that do not have this behind them.
+    fn not(&self, backing: Backing, indices: Range<usize>) -> Vec<usize> {
+        indices.filter(|index| self.backings[*index] != backing).collect()
     }
 
-    fn take_host(&mut self, index: usize) -> Result<(), CuError> {
-        if self.backings[index] != Backing::Host {
-            return Ok(());
+    /// Has those of some blocks that lie in device memory lie nowhere.
+    fn take_device(&mut self, indices: &[usize]) -> Result<(), CuError> {
+        let (device, bytes) = (self.device, BLOCK_BYTES);
+        let mut calls = Vec::new();
+        for index in indices.iter().copied() {
+            if self.backings[index] == Backing::Device {
+                let (start, end) = self.span(index);
+                self.backings[index] = Backing::Nothing;
+                post_free(start, end - start)?;
+                calls.push(Call::Return { device, addr: start, bytes });
+            }
         }
-        let (alias, end) = self.span(index);
-        self.backings[index] = Backing::Nothing;
-        post(&Post::Unshare { addr: alias, size: shared(alias, end) })?;
-        post(&Post::Unalias { alias, size: (end - alias).next_multiple_of(PAGE) })
+        call_each(&calls)?.into_iter().collect()
+    }
+
+    /// Has those of some blocks that lie in host memory lie nowhere.
+    fn take_host(&mut self, indices: &[usize]) -> Result<(), CuError> {
+        for index in indices.iter().copied() {
+            if self.backings[index] == Backing::Host {
+                let (alias, end) = self.span(index);
+                self.backings[index] = Backing::Nothing;
+                post(&Post::Unshare { addr: alias, size: shared(alias, end) })?;
+                post(&Post::Unalias { alias, size: (end - alias).next_multiple_of(PAGE) })?;
+            }
+        }
+        Ok(())
     }
 
     /// Leaves nothing behind the addresses.
     pub(super) fn end(&mut self) -> Result<(), CuError> {
-        for index in 0..self.backings.len() {
-            self.take_device(index)?;
-            self.take_host(index)?;
-        }
-        Ok(())
+        let all: Vec<usize> = (0..self.backings.len()).collect();
+        self.take_device(&all)?;
+        self.take_host(&all)
     }
 }
 
@@ -177,35 +230,40 @@ impl State {
     /// Takes device memory for some pages. Returns the blocks for which there is none.
     pub(super) fn reserve(&mut self, pages: &Pages) -> Vec<Pages> {
         let mut refused = Vec::new();
-        self.each_block(pages, |blocks, index| match blocks.put_device(index) {
-            Ok(()) => {}
-            Err(error) => {
+        self.each_run(pages, |blocks, run| {
+            for (index, error) in blocks.put_device(run) {
                 if error != CuError::OUT_OF_MEMORY {
                     log::line(&format!("managed memory: a block cannot be moved: {error}"));
                 }
                 refused.push(blocks.pages(index));
             }
         });
+        refused.sort_by_key(|pages| pages.start);
+        refused.dedup();
         refused
     }
 
     /// Has devices find host memory at the addresses of some pages.
     pub(super) fn make_host_memory(&mut self, pages: &Pages) {
-        self.each_block(pages, |blocks, index| {
-            if let Err(error) = blocks.put_host(index) {
+        self.each_run(pages, |blocks, run| {
+            for (_, error) in blocks.put_host(run) {
                 log::line(&format!("managed memory is nowhere: {error}"));
             }
         });
     }
 
-    fn each_block(&mut self, pages: &Pages, mut each: impl FnMut(&mut Blocks, usize)) {
+    /// Goes through the allocations that have blocks among some pages: which of each.
+    fn each_run(&mut self, pages: &Pages, mut each: impl FnMut(&mut Blocks, Range<usize>)) {
         let mut at = pages.start;
         while at < pages.end {
-            if let Some(blocks) = self.blocks_mut(at) {
-                let index = blocks.index(at);
-                each(blocks, index);
-            }
-            at = (at / BLOCK + 1) * BLOCK;
+            let Some(blocks) = self.blocks_mut(at) else {
+                at = (at / BLOCK + 1) * BLOCK;
+                continue;
+            };
+            let end = pages.end.min(blocks.end_page());
+            let run = blocks.index(at)..blocks.index(end - 1) + 1;
+            each(blocks, run);
+            at = end;
         }
     }
 }
