@@ -63,3 +63,17 @@ fn devices_that_see_the_host_s_pages_take_it_over() {
     let place = place("pasoft", User::Same).expect("the test's own user");
     goes_on(&place, &[], &["--gpu", "soft"]);
 }
+
+/// A program that says itself whether all is right, on a device of 64 MiB.
+fn checks_itself(name: &str) {
+    let place = Place::of(name, name, User::Same).expect("the test's own user");
+    let program = place.program.display().to_string();
+    let output = place.output(&[&RUN[..], &["--", &program, "64"]].concat());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.starts_with("ok "), "{output:?} {}", place.log());
+}
+
+#[test]
+fn what_moves_by_a_context_that_fails_is_not_lost() {
+    checks_itself("gpu_failed_context");
+}

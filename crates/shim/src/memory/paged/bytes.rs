@@ -3,7 +3,7 @@
 use super::State;
 use super::view::View;
 use crate::memory::link::{ask, post};
-use crate::{context, log, stream};
+use crate::{context, log, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_pages::{PAGE, Pages};
 use kedge_protocol::{Call, Copy3d, CtxId, Place, Post, Shape, Status, StreamId, StreamOp};
@@ -17,10 +17,11 @@ pub(super) enum Way {
     There,
 }
 
-/// Operations that have been posted and not waited for.
+/// Operations that have been posted and not waited for. Each may be done again: nobody else uses
+/// the pages meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    posted: bool,
+    posted: Vec<StreamOp>,
 }
 
 impl Moves {
@@ -44,22 +45,24 @@ impl Moves {
     }
 
     fn post(&mut self, state: &mut State, op: StreamOp) {
-        match state.mover().and_then(|stream| post(&Post::Enqueue { stream, op })) {
-            Ok(()) => self.posted = true,
-            // The proxy is gone, or no context is left: the program is told at its next call.
-            Err(error) => log::line(&format!("managed memory is not current: {error}")),
-        }
+        state.post_move(op.clone());
+        self.posted.push(op);
     }
 
-    /// Waits until all of it is over.
+    /// Waits until all of it is over. What a context has failed under is done by another one's
+    /// stream: memory is no context's.
     pub(super) fn finish(&mut self, state: &mut State) {
-        if !std::mem::take(&mut self.posted) {
+        let posted = std::mem::take(&mut self.posted);
+        if posted.is_empty() {
             return;
         }
-        let stream = state.mover();
-        let waited = stream.and_then(|stream| ask::<Status>(&Call::StreamSync { stream }));
-        if let Err(error) = waited.and_then(|status| status.map_err(CuError)) {
-            log::line(&format!("managed memory is not current: {error}"));
+        // Each time, one context more has failed.
+        for _ in 0..=context::active().len() {
+            let Err(error) = state.wait_for_mover() else { return };
+            if !state.replace_mover() {
+                return log::line(&format!("managed memory is not current: {error}"));
+            }
+            posted.iter().for_each(|op| state.post_move(op.clone()));
         }
     }
 }
@@ -78,15 +81,46 @@ impl State {
         regions.filter_map(part).collect()
     }
 
+    fn post_move(&mut self, op: StreamOp) {
+        let posted = self.mover().and_then(|stream| post(&Post::Enqueue { stream, op }));
+        // The proxy is gone, or no context is left: the program is told at its next call.
+        if let Err(error) = posted {
+            log::line(&format!("managed memory is not current: {error}"));
+        }
+    }
+
+    fn wait_for_mover(&mut self) -> Result<(), CuError> {
+        let stream = self.mover()?;
+        ask::<Status>(&Call::StreamSync { stream })?.map_err(CuError)
+    }
+
+    /// Has bytes move on the stream of another context if the one that they move on has failed.
+    /// Returns whether there is such a one.
+    fn replace_mover(&mut self) -> bool {
+        let failed = self.mover.is_some_and(|(ctx, _)| has_failed(ctx));
+        let other = context::active().into_iter().any(|ctx| !has_failed(ctx));
+        if failed && other {
+            self.mover = None;
+        }
+        failed && other
+    }
+
     /// Returns the stream on which bytes move; it waits for no other.
     fn mover(&mut self) -> Result<StreamId, CuError> {
         if let Some((_, stream)) = self.mover {
             return Ok(stream);
         }
-        let ctx: CtxId = *context::active().first().ok_or(CuError::INVALID_CONTEXT)?;
+        let active = context::active();
+        let sound = active.iter().find(|ctx| !has_failed(**ctx));
+        let ctx: CtxId = *sound.or(active.first()).ok_or(CuError::INVALID_CONTEXT)?;
         let stream = stream::new_stream_id();
         post(&Post::StreamCreate { stream, ctx, blocking: false, priority: 0 })?;
         self.mover = Some((ctx, stream));
         Ok(stream)
     }
+}
+
+/// Whether an error sticks to a context, so that nothing runs in it any more.
+fn has_failed(ctx: CtxId) -> bool {
+    session::get().is_ok_and(|session| session.client.sticky(ctx).is_some())
 }
