@@ -77,3 +77,8 @@ fn checks_itself(name: &str) {
 fn what_moves_by_a_context_that_fails_is_not_lost() {
     checks_itself("gpu_failed_context");
 }
+
+#[test]
+fn other_memory_is_there_beside_threads_that_launch_without_rest() {
+    checks_itself("gpu_crowded");
+}

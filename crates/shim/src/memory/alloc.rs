@@ -20,6 +20,7 @@ pub(super) fn take_device_memory(device: u32, size: u64) -> Result<(u64, u64), C
         outcome = heap.take(size, &Proxy);
     }
     let has_it = size <= session::get()?.device(device as i32)?.total_memory;
+    let _claim = (outcome == Err(CuError::OUT_OF_MEMORY) && has_it).then(paged::claim);
     while outcome == Err(CuError::OUT_OF_MEMORY) && has_it && paged::give_way(device, size)? {
         outcome = heap.take(size, &Proxy);
     }
@@ -104,11 +105,14 @@ fn graphs_own(base: u64) -> Option<Arc<Allocation>> {
 }
 
 /// Gives the device all memory back that this process holds in reserve, for what the device places
-/// itself: CUDA arrays, modules. What managed memory has there goes to the host.
-pub(crate) fn surrender_reserve(device: u32) -> Result<(), CuError> {
+/// itself: CUDA arrays, modules. What managed memory has there goes to the host, and stays there
+/// until the claim that this returns is dropped.
+pub(crate) fn surrender_reserve(device: u32) -> Result<paged::Claim, CuError> {
     pool::reclaim(device)?;
     MEMORY.heap(device)?.surrender(&Proxy)?;
-    paged::give_way(device, u64::MAX).map(drop)
+    let claim = paged::claim();
+    paged::give_way(device, u64::MAX)?;
+    Ok(claim)
 }
 
 /// A call for memory that the device itself places. What this process holds in reserve may be what
@@ -116,7 +120,7 @@ pub(crate) fn surrender_reserve(device: u32) -> Result<(), CuError> {
 pub(super) fn call_for_memory(device: u32, wanted: &Call) -> Result<(), CuError> {
     match call(wanted) {
         Err(CuError::OUT_OF_MEMORY) => {
-            surrender_reserve(device)?;
+            let _claim = surrender_reserve(device)?;
             call(wanted)
         }
         outcome => outcome,

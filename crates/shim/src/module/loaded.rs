@@ -95,7 +95,7 @@ fn ask(
     let outcome = session.call::<Result<(), LoadError>>(&call)?;
     if outcome.as_ref().is_err_and(|error| CuError(error.code) == CuError::OUT_OF_MEMORY) {
         // What this process holds in reserve may be what the module needs.
-        memory::surrender_reserve(ctx.ordinal())?;
+        let _claim = memory::surrender_reserve(ctx.ordinal())?;
         return session.call(&call);
     }
     Ok(outcome)

@@ -10,6 +10,7 @@
 
 mod blocks;
 mod bytes;
+mod claim;
 mod faults;
 mod locked;
 mod lodged;
@@ -24,6 +25,8 @@ use super::link::{current, quiesce};
 use crate::log;
 use crate::session::{self, Session};
 use bytes::{Moves, Way};
+pub(crate) use claim::Claim;
+pub(super) use claim::claim;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_pages::{
@@ -118,8 +121,12 @@ pub(crate) fn post(stream: StreamId, op: StreamOp) -> Result<(), CuError> {
     let state = match Touched::of(&op) {
         Touched::Nothing => None,
         Touched::Anything => {
+            claim::let_claims_pass();
             let likely = paged.likely(&op)?;
-            let mut state = paged.done(|state| state.engine.launch(NODE, of, &likely))?;
+            let mut state = paged.done(|state| {
+                let likely = if claim::is_claimed() { &[] } else { &*likely };
+                state.engine.launch(NODE, of, likely)
+            })?;
             if matches!(op, StreamOp::GraphLaunch { .. }) {
                 state.graphs = Some(of);
             }
@@ -149,6 +156,9 @@ pub(super) fn prefetch(addr: u64, bytes: u64, on_device: bool) {
     // At its address there is one device's memory.
     let home = device_of(addr).map_or(NODE, NodeId);
     let to = if on_device { Place::Node(home) } else { Place::Host };
+    if on_device {
+        claim::let_claims_pass();
+    }
     let mut state = paged.lock();
     if on_device {
         // What it knows may be of before an allocation or its end. Without it the pages stay.
