@@ -6,7 +6,10 @@ use crate::memory::link::{ask, post};
 use crate::{context, log, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_pages::{PAGE, Pages};
-use kedge_protocol::{Call, Copy3d, CtxId, Place, Post, Shape, Status, StreamId, StreamOp};
+use kedge_protocol::{
+    Call, Copy3d, CtxId, MAX_INLINE_COPY, Place, Post, Shape, Status, StreamId, StreamOp,
+};
+use kedge_wire::Bytes;
 
 /// Whereto bytes move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +30,9 @@ pub(super) struct Moves {
 impl Moves {
     pub(super) fn copy(&mut self, view: &View, state: &mut State, pages: &Pages, way: Way) {
         for (addr, bytes, here) in state.bytes_of(pages).into_iter().flat_map(|it| view.parts(it)) {
-            let (pitch, slice) = (0, 0);
-            let here = Place::Client { addr: here, pitch, slice };
-            let there = Place::Mapped { addr, pitch, slice };
-            let (src, dst) = if way == Way::There { (here, there) } else { (there, here) };
-            let copy = Copy3d::new(src, dst, Shape::line(bytes));
-            self.post(state, StreamOp::Copy { copy });
+            let sent = (way == Way::There).then(|| inline(addr, view, here, bytes)).flatten();
+            let op = sent.unwrap_or_else(|| copy(addr, here, bytes, way));
+            self.post(state, op);
         }
     }
 
@@ -65,6 +65,22 @@ impl Moves {
             posted.iter().for_each(|op| state.post_move(op.clone()));
         }
     }
+}
+
+/// A few bytes of the host's that go with the message: scattered pages are many, and the device has
+/// nothing to wait for. `None` where they are too many.
+fn inline(dst: u64, view: &View, here: u64, bytes: u64) -> Option<StreamOp> {
+    let few = usize::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_INLINE_COPY)?;
+    let bytes = Bytes::new(view.read(here, few)).ok()?;
+    Some(StreamOp::CopyInline { dst, bytes })
+}
+
+fn copy(there: u64, here: u64, bytes: u64, way: Way) -> StreamOp {
+    let (pitch, slice) = (0, 0);
+    let here = Place::Client { addr: here, pitch, slice };
+    let there = Place::Mapped { addr: there, pitch, slice };
+    let (src, dst) = if way == Way::There { (here, there) } else { (there, here) };
+    StreamOp::Copy { copy: Copy3d::new(src, dst, Shape::line(bytes)) }
 }
 
 impl State {

@@ -101,6 +101,15 @@ impl View {
         parts.into_iter().map(cut).collect()
     }
 
+    /// Returns bytes of the host's, which lie where `parts` says.
+    pub(super) fn read(&self, here: u64, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        // SAFETY: the alias and the arena are mapped for good. The view is closed where these bytes
+        // are to be on the device, so that nothing else writes them.
+        unsafe { ptr::copy_nonoverlapping(here as *const u8, read.as_mut_ptr(), bytes) };
+        read
+    }
+
     pub(super) fn lodged(&self) -> MutexGuard<'_, Lodged> {
         self.lodged.lock().unwrap_or_else(PoisonError::into_inner)
     }
