@@ -135,7 +135,7 @@ fn kept(name: &str, user: User, asked: Option<&str>) -> Option<(bool, usize)> {
 
 #[test]
 fn rights_decide_how_gpus_keep_it_and_so_does_who_asks() {
-    let privileged = unprivileged_faults() || effective_root();
+    let privileged = unprivileged_faults() || may_trace();
     let mine = |asked| kept("mamine", User::Same, asked).expect("the test's own user");
     assert_eq!(mine(None), (privileged, usize::from(!privileged)));
     assert_eq!(mine(Some("shared")), (false, 0));
@@ -151,11 +151,12 @@ fn unprivileged_faults() -> bool {
     told.is_ok_and(|told| told.trim() == "1")
 }
 
-fn effective_root() -> bool {
+/// Whether this process has CAP_SYS_PTRACE.
+fn may_trace() -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
     let status = fs::read_to_string("/proc/self/status").expect("this process's own");
-    status
-        .lines()
-        .any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"))
+    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("its rights");
+    u64::from_str_radix(held.trim(), 16).expect("a number") & 1 << CAP_SYS_PTRACE != 0
 }
 
 /// Bytes of the image's files whose names begin so.
@@ -184,4 +185,11 @@ fn pages_are_saved_where_they_are() {
         found.push(bytes);
     }
     panic!("of the host's pages, so many bytes were saved: {found:?}");
+}
+
+#[test]
+fn a_quota_is_of_this_machine_s_gpus() {
+    let place = place("maquota", User::Same).expect("the test's own user");
+    let output = place.output(&["run", "--gpu", "soft", "--gpu-memory", "1G", "--", "/bin/true"]);
+    assert!(!output.status.success() && stderr(&output).contains("--soft-memory"), "{output:?}");
 }

@@ -270,6 +270,12 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     if let Some(refused) = policy.needs_one_place().into_iter().chain(moves).find_map(named) {
         return Err(Failure::new(refused));
     }
+    if args.gpu_memory.is_some() && !matches!(gpu, JobGpu::Devices(GpuSpec::Local { .. })) {
+        return Err(Failure::new(format!(
+            "--gpu-memory bounds what is taken of this machine's GPUs, and the job's devices are \
+             {gpu}: give --gpu local, or --soft-memory for software devices"
+        )));
+    }
     let bytes = |size: Option<Size>| size.map(|size| size.0);
     let limits = DeviceLimits {
         soft_memory: bytes(args.soft_memory),

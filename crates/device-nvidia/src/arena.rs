@@ -34,8 +34,6 @@ pub(crate) struct Arena {
     devices: Devices,
     /// Devices that may access another's memory: (owner, other).
     peers: Vec<(u32, u32)>,
-    /// Bytes of each device that slabs and handles may take.
-    quota: u64,
     pub(crate) slabs: BTreeMap<u64, Mapping>,
     pub(crate) handles: HashMap<MemHandleId, Handle>,
     /// The program's own mappings.
@@ -103,18 +101,23 @@ impl Arena {
         driver: &Arc<Driver>,
         devices: &Devices,
         before: u32,
-        quota: u64,
     ) -> Result<Arena, ArenaError> {
         reserve(driver, devices.windows().iter().filter(|window| *window >= before))?;
         let (driver, devices) = (Arc::clone(driver), devices.clone());
         let peers = peers(&driver, &devices);
         let (slabs, handles, mapped, lent) = Default::default();
-        Ok(Arena { driver, devices, peers, quota, slabs, handles, mapped, lent })
+        Ok(Arena { driver, devices, peers, slabs, handles, mapped, lent })
     }
 
     /// The slabs: address and bytes.
     pub(crate) fn slabs(&self) -> impl Iterator<Item = (u64, u64)> {
         self.slabs.iter().map(|(at, slab)| (*at, slab.size))
+    }
+
+    /// Whether each device can access the memory of each other.
+    pub(crate) fn all_are_peers(&self) -> bool {
+        let count = self.devices.iter().count();
+        self.peers.len() == count * count.saturating_sub(1)
     }
 
     /// Bytes of a device's memory in slabs and handles, but for what is away; the driver's own, for
@@ -128,14 +131,6 @@ impl Arena {
         let handles = handles.filter(|handle| handle.device == device && handle.raw != AWAY);
         let slabs: u64 = slabs.map(|(_, slab)| slab.size).sum();
         slabs + handles.filter_map(|handle| handle.size).sum::<u64>()
-    }
-
-    /// Bytes of a device that slabs and handles may still take, as far as the quota goes.
-    pub(crate) fn left(&self, device: u32) -> u64 {
-        match self.quota {
-            u64::MAX => u64::MAX,
-            quota => quota.saturating_sub(self.used(device)),
-        }
     }
 
     /// Whether all of a range lies in slabs.
@@ -228,14 +223,9 @@ impl Arena {
         if device_of(addr) != Some(index) || self.overlaps(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
-        self.check_quota(index, size)?;
         let raw = self.map_new(index, addr, size)?;
         self.slabs.insert(addr, Mapping { size, raw });
         Ok(())
-    }
-
-    fn check_quota(&self, device: u32, size: u64) -> Result<(), CuError> {
-        if size <= self.left(device) { Ok(()) } else { Err(CuError::OUT_OF_MEMORY) }
     }
 
     /// New memory at a slab's address, accessible: the driver's handle.
@@ -308,7 +298,6 @@ impl Arena {
         if size == 0 || !size.is_multiple_of(GRANULE) || self.handles.contains_key(&id) {
             return Err(CuError::INVALID_VALUE);
         }
-        self.check_quota(index, size)?;
         let raw = self.create(index, size, shareable)?;
         let (size, device) = (Some(size), index);
         self.handles.insert(id, Handle { raw, size, device, shareable, mappings: 0 });
@@ -519,7 +508,7 @@ mod tests {
     fn addresses_are_the_device_s_or_lent() {
         let (_turn, driver) = Turn::begin(64 << 20);
         let devices = Devices::new(vec![0], None);
-        let mut arena = Arena::reserve(&driver, &devices, 0, 2 * GRANULE).unwrap();
+        let mut arena = Arena::reserve(&driver, &devices, 0).unwrap();
         let base = device_base(0);
         let (lent, end) = (base + GRANULE, base + DEVICE_CLIENT_LEN);
         arena.grant(0, base, GRANULE).unwrap();
@@ -555,14 +544,6 @@ mod tests {
         assert!(!is_readable(lent));
         arena.grant(0, lent, GRANULE).unwrap();
         assert!(is_readable(lent));
-        // That is all of the quota.
-        assert_eq!(arena.left(0), 0);
-        let (more, handle) = (lent + GRANULE, MemHandleId(1));
-        assert_eq!(arena.grant(0, more, GRANULE), Err(CuError::OUT_OF_MEMORY));
-        assert_eq!(arena.create_handle(handle, 0, GRANULE, false), Err(CuError::OUT_OF_MEMORY));
-        arena.give_back(base, GRANULE).unwrap();
-        arena.create_handle(handle, 0, GRANULE, false).unwrap();
-        assert_eq!(arena.left(0), 0);
     }
 
     #[test]

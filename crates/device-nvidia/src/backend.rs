@@ -93,6 +93,7 @@ impl Backend for NvidiaBackend {
     }
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        self.within_quota(device, bytes)?;
         self.or_with_less_cached(|| self.tables().arena.grant(device, addr, bytes))
     }
 
@@ -107,7 +108,7 @@ impl Backend for NvidiaBackend {
         let (mut free, mut total) = (0, 0);
         // SAFETY: live out pointers.
         check(unsafe { (self.shared.driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
-        Ok((free as u64).min(tables.arena.left(device)))
+        Ok((free as u64).min(self.quota.left(&tables, device)))
     }
 
     /// The tables are held while the driver is called: whoever only looks does not wait for that.
@@ -154,6 +155,7 @@ impl Backend for NvidiaBackend {
         size: u64,
         shareable: bool,
     ) -> Result<(), CuError> {
+        self.within_quota(device, size)?;
         self.or_with_less_cached(|| {
             self.tables().arena.create_handle(handle, device, size, shareable)
         })

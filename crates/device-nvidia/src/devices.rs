@@ -141,8 +141,8 @@ pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, 
         pci: [number(a::PCI_DOMAIN_ID), number(a::PCI_BUS_ID), number(a::PCI_DEVICE_ID)],
         total_memory: total as u64,
         exact: false,
-        // Its kernels reach the shared arena too.
-        apart: true,
+        // Else its driver's managed memory is not what the client's is by pages.
+        apart: number(a::CONCURRENT_MANAGED_ACCESS) != 0,
         attributes: List::new(known.collect()).unwrap_or_default(),
     })
 }

@@ -3,7 +3,7 @@
 //! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is
 //!   there, why it does not start. [`devices`]: what the program is told.
 //! - [`arena`], [`host_memory`]: memory at addresses of the client's choice. [`allocations`]: of
-//!   it, what has been told. [`seams`]: where operations on it are cut.
+//!   it, what has been told. [`quota`]: how much there may be. [`seams`]: where operations on it are cut.
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`],
 //!   [`textures`]. [`window`]: what of it must lie at the same addresses after a restart.
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]:
@@ -60,6 +60,7 @@ mod pace;
 mod pinned;
 mod portable;
 mod presence;
+mod quota;
 mod ready;
 mod restore;
 mod roles;
@@ -109,6 +110,7 @@ use kedge_protocol::DeviceInfo;
 use managed::Managed;
 use output::Capture;
 use pinned::Slots;
+use quota::Quota;
 use ready::{Spare, SpareContext};
 use restore::Restoring;
 use spare::Cache;
@@ -159,6 +161,7 @@ pub struct NvidiaBackend {
     /// What the client was told: see [`DeviceInfo::exact`].
     exact: AtomicBool,
     allocations: Mutex<Allocations>,
+    quota: Quota,
     devices: Devices,
     version: u32,
     tables: Mutex<Tables>,
@@ -312,7 +315,7 @@ impl NvidiaBackend {
         limits: CacheLimits,
     ) -> Result<Arc<NvidiaBackend>, StartError> {
         let gpus = gpus.some(chosen);
-        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved, gpus.quota)?;
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
         let spare = Spare { unnamed: None, slots: Slots::new(&gpus.driver) };
         Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
@@ -326,7 +329,11 @@ impl NvidiaBackend {
         (host, limits): (Arc<dyn Host>, CacheLimits),
     ) -> Arc<NvidiaBackend> {
         let devices = gpus.placed();
-        let Gpus { driver, infos, version, .. } = gpus;
+        let Gpus { driver, mut infos, version, quota, .. } = gpus;
+        if !arena.all_are_peers() {
+            // A block of managed memory is one device's, and the others' kernels may use it.
+            infos.iter_mut().for_each(|info| info.apart = false);
+        }
         Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
             managed: Mutex::default(),
@@ -349,6 +356,7 @@ impl NvidiaBackend {
             infos,
             exact: AtomicBool::new(false),
             allocations: Mutex::default(),
+            quota: Quota::new(quota),
             devices,
             version,
         })

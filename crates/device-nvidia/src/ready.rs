@@ -102,7 +102,7 @@ impl NvidiaBackend {
     ) -> Result<Arc<NvidiaBackend>, StartError> {
         let ReadyGpus { gpus, chosen, spare } = ready;
         let gpus = gpus.some(&chosen);
-        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved, gpus.quota)?;
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
         Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
     }
@@ -141,8 +141,7 @@ mod tests {
     fn on(ready: ReadyGpus) -> Arc<NvidiaBackend> {
         let ReadyGpus { gpus, chosen, spare } = ready;
         let gpus = gpus.some(&chosen);
-        let arena =
-            Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved, gpus.quota).unwrap();
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved).unwrap();
         let host = Arc::new(Quiet);
         NvidiaBackend::assemble(
             gpus,

@@ -92,6 +92,7 @@ impl Snapshots for NvidiaBackend {
 
 impl Restore for NvidiaBackend {
     fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        self.quota.lift(true);
         self.expect(notes)
     }
 
@@ -138,6 +139,7 @@ impl Restore for NvidiaBackend {
     }
 
     fn restore_end(&self) -> Result<(), SnapshotError> {
+        self.quota.lift(false);
         self.finish_restore()
     }
 }

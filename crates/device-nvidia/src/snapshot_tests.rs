@@ -71,7 +71,7 @@ pub(crate) fn bare(
     limits: CacheLimits,
     host: Arc<dyn Host>,
 ) -> Arc<NvidiaBackend> {
-    let arena = Arena::reserve(driver, &Devices::new(vec![0], None), 0, u64::MAX).unwrap();
+    let arena = Arena::reserve(driver, &Devices::new(vec![0], None), 0).unwrap();
     let spare = Spare { unnamed: None, slots: Slots::new(driver) };
     NvidiaBackend::assemble(gpus(driver), arena, Capture::nothing(), spare, (host, limits))
 }

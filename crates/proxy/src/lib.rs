@@ -32,6 +32,7 @@ mod host_fns;
 mod likeness;
 mod local;
 pub mod management;
+mod memory_first;
 mod moving;
 pub mod options;
 mod outlet;

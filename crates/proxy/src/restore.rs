@@ -11,6 +11,7 @@ use crate::hold;
 use crate::host::ProxyHost;
 use crate::likeness;
 use crate::local::Local;
+use crate::memory_first::memory_first;
 use crate::options::Options;
 use crate::phases::Phases;
 use crate::record::{Image, Step};
@@ -260,7 +261,7 @@ fn repeat(
         _ => None,
     });
     let mut images = Images { layers, lengths: lengths.collect(), known: HashMap::new() };
-    repeat_steps(saved.steps.iter(), saved, dispatcher, |number| images.get(number))
+    repeat_steps(memory_first(&saved.steps), saved, dispatcher, |number| images.get(number))
 }
 
 /// Does these steps again, whose modules have the images that `image` gives.

@@ -198,6 +198,8 @@ impl Told {
                 _ => {}
             }
         }
+        // As is all managed memory.
+        device.apart = false;
         attributes.push((ATTRIBUTE_PLACE, at as i32));
         device.attributes = List::new(attributes).unwrap_or_default();
         device
@@ -238,7 +240,11 @@ mod tests {
     fn no_two_devices_are_told_alike() {
         let mut told = Told::default();
         for (at, windows) in [&[1, 3][..], &[0], &[2]].into_iter().enumerate() {
-            let (place, welcome) = soft(windows);
+            let (place, mut welcome) = soft(windows);
+            // As GPUs say.
+            let say = |device: DeviceInfo| DeviceInfo { apart: true, ..device };
+            let devices = welcome.devices.into_inner().into_iter().map(say).collect();
+            welcome.devices = List::new(devices).unwrap();
             told.add(at, &place, welcome);
         }
         let welcome = told.welcome();
@@ -251,6 +257,7 @@ mod tests {
         for (at, one) in welcome.devices.iter().enumerate() {
             assert_eq!(value(one, attr::PCI_DOMAIN_ID), Some(one.pci[0]));
             assert_eq!(value(one, attr::CONCURRENT_MANAGED_ACCESS), Some(0));
+            assert!(!one.apart, "managed memory is in the shared arena");
             for other in &welcome.devices[at + 1..] {
                 assert!(one.uuid != other.uuid && one.pci != other.pci);
             }

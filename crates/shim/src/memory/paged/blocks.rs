@@ -4,7 +4,8 @@
 use super::{Behind, State};
 use crate::log;
 use crate::memory::MEMORY;
-use crate::memory::link::{Current, Proxy, call_each, post, post_alloc, post_free};
+use crate::memory::host::drop_pages;
+use crate::memory::link::{Current, Proxy, call, call_each, post, post_alloc, post_free};
 use kedge_cuda_types::CuError;
 use kedge_pages::{BLOCK, PAGE, Pages};
 use kedge_protocol::{Call, CtxId, Post};
@@ -138,10 +139,16 @@ impl Blocks {
         };
         let mut failed = Vec::new();
         for (index, both) in wanted.iter().zip(outcomes.chunks_exact(2)) {
-            if both[0].is_ok() {
-                self.backings[*index] = Backing::Host;
+            match (both[0], both[1]) {
+                (Ok(()), Ok(())) => self.backings[*index] = Backing::Host,
+                (Err(error), _) => failed.push((*index, error)),
+                (Ok(()), Err(error)) => {
+                    let (alias, end) = self.span(*index);
+                    let size = (end - alias).next_multiple_of(PAGE);
+                    let ended = post(&Post::Unalias { alias, size });
+                    failed.push((*index, ended.err().unwrap_or(error)));
+                }
             }
-            failed.extend(both[0].and(both[1]).err().map(|error| (*index, error)));
         }
         failed
     }
@@ -184,6 +191,28 @@ impl Blocks {
         let all: Vec<usize> = (0..self.backings.len()).collect();
         self.take_device(&all)?;
         self.take_host(&all)
+    }
+}
+
+/// Whether a device takes host memory at its own addresses: a page is put there, and taken away.
+pub(super) fn takes_host_memory(device: u32) -> Result<bool, CuError> {
+    let heap = MEMORY.heap(device)?;
+    let Some(alias) = heap.reserve(BLOCK_BYTES, BLOCK_BYTES, 0) else { return Ok(false) };
+    let (addr, taken) = MEMORY.shared.take(PAGE)?;
+    let size = PAGE;
+    let taken_there = call(&Call::Alias { alias, addr, size }).and_then(|()| {
+        let shared = call(&Call::Share { addr: alias, size });
+        if shared.is_ok() {
+            post(&Post::Unshare { addr: alias, size })?;
+        }
+        post(&Post::Unalias { alias, size }).and(shared)
+    });
+    drop_pages(addr, taken)?;
+    MEMORY.shared.put(addr, taken);
+    heap.unreserve(alias, BLOCK_BYTES);
+    match taken_there {
+        Err(CuError::DEVICE_UNAVAILABLE) => Err(CuError::DEVICE_UNAVAILABLE),
+        taken_there => Ok(taken_there.is_ok()),
     }
 }
 

@@ -79,11 +79,12 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Whether managed memory is kept this way for the current context's device.
 pub(super) fn is_wanted() -> Result<bool, CuError> {
-    let device = session::get()?.device(current()?.device as i32)?;
+    let number = current()?.device;
+    let device = session::get()?.device(number as i32)?;
     if device.takes_pages && !device.pages {
         wanted::tell_why_not();
     }
-    Ok(device.pages)
+    Ok(device.pages && wanted::works(number)?)
 }
 
 /// Whether managed memory at an address is kept this way.

@@ -366,9 +366,7 @@ fn watch() -> io::Result<(OwnedFd, bool)> {
         );
         make(USER_MODE_ONLY).map(|uffd| (uffd, false))
     })?;
-    let mut request = [API, FEATURES, 0];
-    // SAFETY: the kernel reads and writes three words.
-    checked(unsafe { libc::ioctl(made.0.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) })?;
+    agree(&made.0)?;
     Ok(made)
 }
 
@@ -377,9 +375,16 @@ fn make(flags: i32) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC) } as i32)
 }
 
+/// Asks for what Linux 5.19 has.
+fn agree(uffd: &OwnedFd) -> io::Result<()> {
+    let mut request = [API, FEATURES, 0];
+    // SAFETY: the kernel reads and writes three words.
+    checked(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) }).map(drop)
+}
+
 /// Whether a userfaultfd of this process's may tell of the kernel's own faults, too.
 pub(super) fn all_faults_are_told() -> bool {
-    make(0).is_ok()
+    make(0).and_then(|uffd| agree(&uffd)).is_ok()
 }
 
 /// Maps a part of the file, in this process and in none of its children.

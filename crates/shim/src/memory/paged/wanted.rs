@@ -1,8 +1,10 @@
 //! Whether managed memory is kept by pages, where a device leaves that to the client.
 
-use super::view;
+use super::{blocks, view};
 use crate::log;
-use std::sync::OnceLock;
+use kedge_cuda_types::CuError;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Says how, for all devices that leave it open: `pages` or `shared`.
 const VARIABLE: &str = "KEDGE_MANAGED";
@@ -36,6 +38,28 @@ fn decide(asked: Option<&str>, all_faults_are_told: impl FnOnce() -> bool) -> Wa
         _ if all_faults_are_told() => Wanted::Pages,
         _ => Wanted::SharedForWantOfRights,
     }
+}
+
+/// Whether host memory can take the place of a device's, as pages need. The log says where not:
+/// managed memory is in the shared arena then.
+///
+/// # Errors
+/// The proxy is gone.
+pub(super) fn works(device: u32) -> Result<bool, CuError> {
+    static WORKS: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
+    let mut works = WORKS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = works.get(&device) {
+        return Ok(*known);
+    }
+    let found = blocks::takes_host_memory(device)?;
+    if !found {
+        log::line(
+            "managed memory is the host's, and kernels reach it over the bus: this device does \
+             not take host memory at its own addresses",
+        );
+    }
+    works.insert(device, found);
+    Ok(found)
 }
 
 /// Managed memory is not kept by pages on a device that would take it: the log says so, once, if
