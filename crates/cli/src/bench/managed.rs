@@ -60,23 +60,25 @@ impl Bench<'_> {
         self.vectors(sink)
     }
 
-    /// The program that obeys. Software devices have so much memory.
+    /// The program that obeys, which may have so much memory of this machine's devices.
     fn job(&self, tag: &str, memory: u64, options: &[&str]) -> Result<Job, String> {
         const PROBE: &str = "managed";
         let memory = memory.to_string();
         match self.gpu {
             None => Job::obeying_natively(PROBE),
-            Some(gpu @ GpuSpec::Soft { .. }) => {
-                let options = [options, &["--soft-memory", &memory]].concat();
+            Some(gpu @ (GpuSpec::Soft { .. } | GpuSpec::Local { .. })) => {
+                let soft = matches!(gpu, GpuSpec::Soft { .. });
+                let quota = if soft { "--soft-memory" } else { "--gpu-memory" };
+                let options = [options, &[quota, &memory]].concat();
                 Job::obeying(gpu, PROBE, tag, &options)
             }
             Some(gpu) => Job::obeying(gpu, PROBE, tag, options),
         }
     }
 
-    /// Twice as much as the device has. What a GPU has is not kedge's to say as yet.
+    /// Twice as much as the device has.
     fn vectors(&self, sink: Sink<'_>) -> Result<(), String> {
-        if !matches!(self.gpu, Some(GpuSpec::Soft { .. })) {
+        if !matches!(self.gpu, Some(GpuSpec::Soft { .. } | GpuSpec::Local { .. })) {
             eprintln!("left out: {DOT}: the device's memory is not limited here");
             return Ok(());
         }
