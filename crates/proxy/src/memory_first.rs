@@ -3,9 +3,9 @@
 use kedge_gpu_image::SavedStep;
 use kedge_protocol::{Call, Message, Post};
 
-/// Returns the steps in order, but memory before the first that may name it: a graph or a texture of
-/// managed memory is older than the blocks of it that have moved since. Where drivers place things
-/// does not depend on memory at addresses of the client's choice.
+/// Returns the steps in order, but memory before the first that may name it: a graph or a texture
+/// of managed memory is older than the blocks of it that have moved since. Where drivers place
+/// things does not depend on memory at addresses of the client's choice.
 pub(crate) fn memory_first(steps: &[SavedStep]) -> impl Iterator<Item = &SavedStep> {
     let first = steps.iter().position(names_memory).unwrap_or(steps.len());
     let (before, rest) = steps.split_at(first);
