@@ -1,7 +1,7 @@
 //! Managed memory on software devices that see none of the host's pages.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{BETWEEN, Job, Place, STEPS};
+use kedge_tests::back::{BETWEEN, Job, Place, STEPS, wait_for};
 use kedge_tests::job::User;
 use kedge_tests::world::stderr;
 use kedge_tests::{Program, Target, Toolchain, root, run, run_interrupted};
@@ -157,6 +157,20 @@ fn may_trace() -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("this process's own");
     let held = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("its rights");
     u64::from_str_radix(held.trim(), 16).expect("a number") & 1 << CAP_SYS_PTRACE != 0
+}
+
+#[test]
+fn a_program_and_its_kernel_that_wait_for_each_other_are_told_of() {
+    let place = Place::of("gpu_waits", "mawaits", User::Same).expect("the test's own user");
+    let program = place.program.display().to_string();
+    let run = |gpu| ["run", "--gpu", gpu, "--job", "j", "--", &program, "1"];
+    // Both use it at once.
+    let mut job = Job::start(place.kedge(&run("soft")));
+    job.read_to(1);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    let mut job = Job::start(place.kedge(&run("soft:apart")));
+    wait_for("a word of it in the log", || place.count("KEDGE_MANAGED=shared") == 1);
+    job.kill();
 }
 
 /// Bytes of the image's files whose names begin so.

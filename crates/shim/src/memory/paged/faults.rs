@@ -1,6 +1,7 @@
 //! The thread that serves the program's faults on managed memory.
 
 use super::Paged;
+use super::waits::Waiting;
 use crate::log;
 use kedge_cuda_types::CuError;
 use kedge_pages::{Access, PAGE};
@@ -16,7 +17,7 @@ pub(super) fn start(paged: &'static Paged) -> Result<(), CuError> {
 
 /// Starts a thread in which every signal is blocked, so that the program's handlers run on the
 /// program's own threads.
-fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), CuError> {
+pub(super) fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), CuError> {
     // SAFETY: a zeroed sigset_t is a valid argument of sigfillset, which initialises it.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: as `all`.
@@ -47,8 +48,12 @@ fn serve(paged: &'static Paged) {
         };
         // What this one waits for may be a host function, whose faults are served here as well.
         if paged.would_wait(page, access, fault.thread) {
-            if spawn(answer).is_err() {
+            let waits = move || {
+                let _waiting = Waiting::begin();
                 answer();
+            };
+            if spawn(waits).is_err() {
+                waits();
             }
         } else {
             answer();

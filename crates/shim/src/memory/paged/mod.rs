@@ -19,6 +19,7 @@ mod region;
 mod spans;
 mod touched;
 mod view;
+mod waits;
 mod wanted;
 
 use super::link::{current, quiesce};
