@@ -27,12 +27,25 @@ pub(crate) enum Node<'a> {
     Wait(CUevent),
     Host(Box<HostCall>),
     Memory(CUstreamBatchMemOpParams),
+    /// Copies or fills, one after the other, that the driver does not take as one.
+    Pieces(Vec<Node<'a>>),
 }
 
-impl Node<'_> {
+impl<'a> Node<'a> {
+    /// Some copies or fills, at least one, as one node.
+    pub(crate) fn of(mut pieces: Vec<Node<'a>>) -> Node<'a> {
+        match pieces.len() {
+            1 => pieces.remove(0),
+            _ => Node::Pieces(pieces),
+        }
+    }
+
     /// Whether a conditional node's body may have it: nothing that the host does, and no events.
     fn fits_in_body(&self) -> bool {
-        matches!(self, Node::Empty | Node::Kernel(..) | Node::Copy(_) | Node::Fill(_))
+        matches!(
+            self,
+            Node::Empty | Node::Kernel(..) | Node::Copy(_) | Node::Fill(_) | Node::Pieces(_)
+        )
     }
 }
 
@@ -47,6 +60,8 @@ pub(crate) struct Graph {
     nodes: Vec<Place>,
     /// What its nodes record, by their numbers.
     records: BTreeMap<u32, Arc<Event>>,
+    /// Of nodes in pieces, by their numbers: those of the driver's behind the first.
+    behind: BTreeMap<u32, Vec<CUgraphNode>>,
     /// Operations that stay as they are, by their nodes' numbers.
     fixed: BTreeMap<u32, StreamOp>,
     /// What its host nodes point at, for as long as it may run.
@@ -72,7 +87,7 @@ impl Whole {
     }
 }
 
-/// A node of the client's in the driver's graph: one node, or the first and the last of two.
+/// A node of the client's in the driver's graph: one node, or the first and the last of several.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     first: CUgraphNode,
@@ -117,6 +132,7 @@ impl Graph {
             own: None,
             nodes: Vec::new(),
             records: BTreeMap::new(),
+            behind: BTreeMap::new(),
             fixed: BTreeMap::new(),
             calls: Vec::new(),
             steps: Vec::new(),
@@ -202,13 +218,18 @@ impl Graph {
             self.steps.push(copy.into_step());
             return Ok(());
         }
+        if let Node::Pieces(pieces) = &node {
+            let place = self.add_pieces(pieces)?;
+            self.nodes.push(place);
+            return Ok(());
+        }
         let mut made = CUgraphNode::NULL;
         let (out, none) = (ptr::from_mut(&mut made), ptr::null());
         // SAFETY: a graph of the driver's, live out pointers, parameters that outlive each call.
         unsafe {
             match &node {
                 // Added above.
-                Node::Staged(_) => {}
+                Node::Staged(_) | Node::Pieces(_) => {}
                 Node::Empty => check((driver.cuGraphAddEmptyNode)(out, graph, none, 0))?,
                 Node::Kernel(kernel, launch) => {
                     launch::with_node_params(kernel, launch, |params| {
@@ -224,13 +245,7 @@ impl Graph {
                         (driver.cuGraphKernelNodeSetAttribute)(*out, hint.id, &hint.value);
                     }
                 }
-                Node::Copy(copy) => {
-                    let params = copies::shaped(*copy);
-                    check((driver.cuGraphAddMemcpyNode)(out, graph, none, 0, &params, ctx))?;
-                }
-                Node::Fill(fill) => {
-                    check((driver.cuGraphAddMemsetNode)(out, graph, none, 0, fill, ctx))?;
-                }
+                Node::Copy(_) | Node::Fill(_) => *out = self.add_transfer(&node, &[])?,
                 Node::Record(event) => {
                     check((driver.cuGraphAddEventRecordNode)(out, graph, none, 0, event.raw))?;
                 }
@@ -252,6 +267,42 @@ impl Graph {
         self.nodes.push(Place::one(made, switched));
         self.keep(self.nodes.len() as u32 - 1, node);
         Ok(())
+    }
+
+    /// A copy or a fill, after others.
+    fn add_transfer(&self, node: &Node<'_>, after: &[CUgraphNode]) -> Result<CUgraphNode, CuError> {
+        let (driver, graph, ctx) = (&*self.driver, self.raw, self.ctx.raw);
+        let (before, count) = (after.as_ptr(), after.len());
+        let mut made = CUgraphNode::NULL;
+        // SAFETY: a graph of the driver's and nodes of it, a live out pointer, parameters that
+        // outlive each call.
+        check(unsafe {
+            match node {
+                Node::Copy(copy) => {
+                    let params = copies::shaped(*copy);
+                    (driver.cuGraphAddMemcpyNode)(&mut made, graph, before, count, &params, ctx)
+                }
+                Node::Fill(fill) => {
+                    (driver.cuGraphAddMemsetNode)(&mut made, graph, before, count, fill, ctx)
+                }
+                _ => return Err(CuError::INVALID_VALUE),
+            }
+        })?;
+        Ok(made)
+    }
+
+    /// The next node, in pieces that follow each other.
+    fn add_pieces(&mut self, pieces: &[Node<'_>]) -> Result<Place, CuError> {
+        let mut made: Vec<CUgraphNode> = Vec::new();
+        for piece in pieces {
+            let before = made.last().copied();
+            made.push(self.add_transfer(piece, before.as_slice())?);
+        }
+        let (Some(first), Some(last)) = (made.first().copied(), made.last().copied()) else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        self.behind.insert(self.nodes.len() as u32, made.split_off(1));
+        Ok(Place { last, ..Place::one(first, true) })
     }
 
     /// A host node and the driver's copy, one after the other.
@@ -355,9 +406,10 @@ impl Graph {
             return Ok(());
         }
         let (driver, exec) = (&*self.driver, whole.exec());
-        if let Some(node) = place.switched {
+        let behind = self.behind.get(&number).into_iter().flatten();
+        for node in place.switched.iter().chain(behind) {
             // SAFETY: a kernel, copy or fill node of the executable.
-            check(unsafe { (driver.cuGraphNodeSetEnabled)(exec, node, on.into()) })?;
+            check(unsafe { (driver.cuGraphNodeSetEnabled)(exec, *node, on.into()) })?;
         }
         // `set_operation` has given it something to do.
         if let (Some(step), false) = (place.step, on) {
@@ -376,6 +428,18 @@ impl Graph {
         let Place { first: at, last, .. } = place;
         let whole = self.whole()?;
         let (driver, exec, ctx) = (&*self.driver, whole.exec(), self.ctx.raw);
+        let behind = self.behind.get(&number).map_or(&[][..], |behind| behind);
+        let pieces = match &node {
+            Node::Pieces(pieces) => pieces,
+            one => std::slice::from_ref(one),
+        };
+        // Where it is cut is decided as the graph is made.
+        if pieces.len() != 1 + behind.len() && !matches!(node, Node::Empty) {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        for (node, piece) in behind.iter().zip(pieces.iter().skip(1)) {
+            set_transfer(driver, exec, *node, piece, ctx)?;
+        }
         // SAFETY: as in `add`.
         unsafe {
             match &node {
@@ -387,12 +451,8 @@ impl Graph {
                         check((driver.cuGraphExecKernelNodeSetParams_v2)(exec, at, params))
                     })
                 }
-                Node::Copy(copy) => {
-                    let params = copies::shaped(*copy);
-                    check((driver.cuGraphExecMemcpyNodeSetParams)(exec, at, &params, ctx))
-                }
-                Node::Fill(fill) => {
-                    check((driver.cuGraphExecMemsetNodeSetParams)(exec, at, fill, ctx))
+                Node::Copy(_) | Node::Fill(_) | Node::Pieces(_) => {
+                    set_transfer(driver, exec, at, &pieces[0], ctx)
                 }
                 Node::Record(event) => {
                     check((driver.cuGraphExecEventRecordNodeSetEvent)(exec, at, event.raw))
@@ -414,6 +474,27 @@ impl Graph {
         self.keep(number, node);
         Ok(())
     }
+}
+
+/// Replaces a copy or a fill.
+fn set_transfer(
+    driver: &Driver,
+    exec: CUgraphExec,
+    at: CUgraphNode,
+    node: &Node<'_>,
+    ctx: CUcontext,
+) -> Result<(), CuError> {
+    // SAFETY: a node of the executable; parameters that outlive each call.
+    check(unsafe {
+        match node {
+            Node::Copy(copy) => {
+                let params = copies::shaped(*copy);
+                (driver.cuGraphExecMemcpyNodeSetParams)(exec, at, &params, ctx)
+            }
+            Node::Fill(fill) => (driver.cuGraphExecMemsetNodeSetParams)(exec, at, fill, ctx),
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+    })
 }
 
 /// Replaces a staged copy by another of the same kind.
@@ -489,5 +570,31 @@ mod tests {
         graph.update(2, zero()).unwrap();
         assert_eq!(disabled(), 0);
         assert_eq!(graph.update(3, Node::Empty), Err(CuError::INVALID_VALUE));
+    }
+
+    #[test]
+    fn a_fill_in_pieces_is_one_node() {
+        let (turn, driver) = Turn::begin(0);
+        let ctx = Context::create(&driver, CtxId(1), 0, 0).unwrap();
+        let mut graph = Graph::begin(&driver, &ctx).unwrap();
+        let zeros = |count: u64| {
+            let zero = |at| Node::Fill(fill((1 << 40) + at * 4096, 0, 0, 4, 8, 1));
+            Node::of((0..count).map(zero).collect())
+        };
+        graph.add(zeros(3)).unwrap();
+        graph.add(zeros(1)).unwrap();
+        let nodes = turn.set(|fake| fake.nodes.len());
+        assert_eq!((nodes, graph.nodes.len()), (4, 2));
+        assert!(graph.nodes[0].first != graph.nodes[0].last);
+        graph.ready(false).unwrap();
+        let disabled = || turn.set(|fake| fake.disabled.len());
+        graph.update(0, Node::Empty).unwrap();
+        assert_eq!(disabled(), 3);
+        graph.update(0, zeros(3)).unwrap();
+        assert_eq!(disabled(), 0);
+        for (node, pieces) in [(0, 2), (0, 1), (1, 3)] {
+            assert_eq!(graph.update(node, zeros(pieces)), Err(CuError::NOT_SUPPORTED));
+        }
+        assert_eq!(disabled(), 0, "what is refused leaves it as it was");
     }
 }

@@ -63,6 +63,13 @@ fn divide(copy: Copy3d, seams: &Seams, pieces: &mut Vec<Copy3d>) {
     divide(second, seams, pieces);
 }
 
+/// Returns a copy in pieces that reach across no seam, in order.
+pub(crate) fn copies(copy: &Copy3d, seams: &Seams) -> Vec<Copy3d> {
+    let mut pieces = Vec::new();
+    divide(*copy, seams, &mut pieces);
+    pieces
+}
+
 /// Submits a copy to `stream`, whose context is current: in pieces where the driver refuses the
 /// whole. `seams` gives those of what it touches.
 pub(crate) fn copy(
@@ -76,19 +83,32 @@ pub(crate) fn copy(
     if whole != Err(CuError::INVALID_VALUE) {
         return whole;
     }
-    let mut pieces = Vec::new();
-    divide(*copy, &seams(), &mut pieces);
+    let pieces = self::copies(copy, &seams());
     if pieces.len() == 1 {
         return whole;
     }
     pieces.iter().try_for_each(|piece| copies::run(driver, &copies::raw(piece, arrays)?, stream))
 }
 
-/// A copy of what is filled to itself: it touches the same bytes.
-fn filled(fill: &CUDA_MEMSET_NODE_PARAMS_v1) -> Copy3d {
+/// Returns a copy of what is filled to itself: it touches the same bytes.
+pub(crate) fn filled(fill: &CUDA_MEMSET_NODE_PARAMS_v1) -> Copy3d {
     let place = Place::Mapped { addr: fill.dst, pitch: fill.pitch as u64, slice: 0 };
     let width = fill.width as u64 * u64::from(fill.elementSize);
     Copy3d::new(place, place, Shape { width, height: fill.height as u64, depth: 1 })
+}
+
+/// As [`copies`], of a fill.
+pub(crate) fn fills(
+    fill: &CUDA_MEMSET_NODE_PARAMS_v1,
+    seams: &Seams,
+) -> Vec<CUDA_MEMSET_NODE_PARAMS_v1> {
+    let part = |piece: Copy3d| {
+        // Seams are at pages, and elements do not lie across pages.
+        let width = (piece.width / u64::from(fill.elementSize.max(1))) as usize;
+        let dst = piece.dst.row(0, 0).unwrap_or(fill.dst);
+        CUDA_MEMSET_NODE_PARAMS_v1 { dst, width, height: piece.height as usize, ..*fill }
+    };
+    copies(&filled(fill), seams).into_iter().map(part).collect()
 }
 
 /// As [`copy`], of a fill.
@@ -99,23 +119,14 @@ pub(crate) fn fill(
     stream: CUstream,
 ) -> Result<(), CuError> {
     let whole = copies::memset(driver, fill, stream);
-    if whole != Err(CuError::INVALID_VALUE) || fill.elementSize == 0 {
+    if whole != Err(CuError::INVALID_VALUE) {
         return whole;
     }
-    let mut pieces = Vec::new();
-    let touched = filled(fill);
-    divide(touched, &seams(&touched), &mut pieces);
+    let pieces = fills(fill, &seams(&filled(fill)));
     if pieces.len() == 1 {
         return whole;
     }
-    pieces.iter().try_for_each(|piece| {
-        let dst = piece.dst.row(0, 0).ok_or(CuError::INVALID_VALUE)?;
-        // Seams are at pages, and elements do not lie across pages.
-        let width = (piece.width / u64::from(fill.elementSize)) as usize;
-        let height = piece.height as usize;
-        let part = CUDA_MEMSET_NODE_PARAMS_v1 { dst, width, height, ..*fill };
-        copies::memset(driver, &part, stream)
-    })
+    pieces.iter().try_for_each(|piece| copies::memset(driver, piece, stream))
 }
 
 /// Submits bytes of this process's to `stream`, which the driver has read when this returns.
@@ -201,6 +212,18 @@ mod tests {
         let there = Place::Array { array: ArrayId(1), x_bytes: 24, y: 3, z: 1 };
         assert_eq!((lines[1].src.row(0, 0), lines[1].dst), (Some(seam), there));
         assert!(cut.len() <= 6, "{}", cut.len());
+    }
+
+    #[test]
+    fn fills_are_cut_between_elements() {
+        let line = crate::tables::fill(0xff0, 0, 7, 4, 16, 1);
+        let cut = fills(&line, &Seams::new([0x1000].into_iter()));
+        let cut: Vec<_> = cut.iter().map(|it| (it.dst, it.width, it.height, it.value)).collect();
+        assert_eq!(cut, [(0xff0, 4, 1, 7), (0x1000, 12, 1, 7)]);
+        let rows = CUDA_MEMSET_NODE_PARAMS_v1 { pitch: 0x800, height: 4, ..line };
+        let cut = fills(&rows, &Seams::new([0x1000].into_iter()));
+        let cut: Vec<_> = cut.iter().map(|it| (it.dst, it.width, it.height)).collect();
+        assert_eq!(cut, [(0xff0, 4, 1), (0x1000, 12, 1), (0x17f0, 16, 1), (0x1ff0, 16, 2)]);
     }
 
     #[test]

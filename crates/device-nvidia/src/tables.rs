@@ -10,6 +10,7 @@ use crate::graphs::{Graph, Node};
 use crate::host_call::HostCall;
 use crate::host_memory::HostMemory;
 use crate::modules::Module;
+use crate::seams;
 use crate::stream::{Event, Stream};
 use crate::textures::Textures;
 use kedge_cuda_types::CuError;
@@ -98,7 +99,11 @@ impl Tables {
                 (Place::Client { .. }, _) | (_, Place::Client { .. }) => {
                     Node::Staged(StagedCopy::new(&self.driver, host, copy, &self.textures)?)
                 }
-                _ => Node::Copy(copies::raw(copy, &self.textures)?),
+                _ => {
+                    let pieces = seams::copies(copy, &self.host_memory.seams(copy)).into_iter();
+                    let raw = |piece| Ok(Node::Copy(copies::raw(&piece, &self.textures)?));
+                    Node::of(pieces.map(raw).collect::<Result<_, CuError>>()?)
+                }
             },
             StreamOp::CopyInline { .. }
             | StreamOp::GraphLaunch { .. }
@@ -106,7 +111,9 @@ impl Tables {
                 return Err(CuError::NOT_SUPPORTED);
             }
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
-                Node::Fill(fill(*dst, *pitch, *value, *element, *width, *height))
+                let fill = fill(*dst, *pitch, *value, *element, *width, *height);
+                let seams = self.host_memory.seams(&seams::filled(&fill));
+                Node::of(seams::fills(&fill, &seams).into_iter().map(Node::Fill).collect())
             }
             StreamOp::EventRecord { event } => Node::Record(self.event(*event)?),
             StreamOp::EventWait { event } => Node::Wait(self.event(*event)?.raw),
