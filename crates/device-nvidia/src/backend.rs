@@ -116,6 +116,11 @@ impl Backend for NvidiaBackend {
         self.tables.try_lock().ok().map(|tables| tables.arena.used(device))
     }
 
+    fn shared_as(&self, device: u32) -> Option<[u8; 16]> {
+        let at = self.devices.iter().position(|(index, _)| index == device)?;
+        self.infos.get(at).map(|info| info.uuid)
+    }
+
     /// Memory is valid a slab at a time.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
         self.allocations().add(ctx, addr, size)

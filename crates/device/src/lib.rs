@@ -108,6 +108,12 @@ pub trait Backend: Send + Sync {
         let _ = device;
         None
     }
+    /// Returns the name that all processes of this machine have for a device whose memory they
+    /// share; `None` where it is this process's alone.
+    fn shared_as(&self, device: u32) -> Option<[u8; 16]> {
+        let _ = device;
+        None
+    }
     /// Makes a part of a slab valid for access; asked of exact devices only, as is `unmap`.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError>;
     fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;

@@ -10,6 +10,7 @@ use kedge_device_nvidia::{CacheLimits, Gpus, NvidiaBackend, ReadyGpus};
 use kedge_device_soft::device::{SoftBackend, SoftConfig, Started};
 use kedge_protocol::{DeviceChoice, DeviceInfo};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -86,7 +87,8 @@ pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready
         GpuSpec::Soft { devices, .. } => {
             let soft = soft_config(config, *devices);
             let (chosen, _) = choose(&soft.describe(), choice)?;
-            Ok(Ready::Soft(Started::new(soft, windows_of(config, chosen.len())?)?))
+            let started = Started::new(soft, windows_of(config, chosen.len())?)?;
+            Ok(Ready::Soft(started.sharing(ledger().as_deref())?))
         }
         GpuSpec::Local { ordinals } => {
             let gpus = open(ordinals, config)?;
@@ -123,7 +125,8 @@ pub fn build(
                     say_unfit(&*host, other.is_some(), choice);
                     // Its addresses are wanted.
                     drop(other);
-                    SoftBackend::on(Started::new(soft, windows)?, infos, host)
+                    let started = Started::new(soft, windows)?.sharing(ledger().as_deref())?;
+                    SoftBackend::on(started, infos, host)
                 }
             }
         }
@@ -208,6 +211,14 @@ fn choose_aloud(
 /// A variable for tests: where it is set, clients are told of software devices what they are told
 /// of GPUs, and do as they do there.
 const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
+
+/// A variable for tests: where it names a folder, software devices share the memory of which that
+/// folder tells with those of all other processes for which it is set.
+const LEDGER: &str = "KEDGE_SOFT_LEDGER";
+
+fn ledger() -> Option<PathBuf> {
+    std::env::var_os(LEDGER).map(PathBuf::from)
+}
 
 pub(crate) fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());

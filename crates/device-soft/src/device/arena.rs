@@ -1,6 +1,7 @@
 //! Device memory: address ranges of this process, the slabs and the bytes that each device has
 //! granted, and the table of what programs may touch.
 
+use super::ledger::Ledger;
 use super::outside::Outside;
 use super::placer::Placer;
 use super::shareable::{ExportedSlabs, replace_pages};
@@ -16,7 +17,7 @@ use kedge_device::Ranges;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Slabs start and end at multiples of this.
 const SLAB_UNIT: u64 = 2 << 20;
@@ -46,6 +47,8 @@ pub(super) struct Memory {
     exact: AtomicBool,
     /// Where variables lie if it has not.
     outside: Mutex<Outside>,
+    /// Who else has memory of these devices: nobody, outside of tests.
+    ledger: OnceLock<Ledger>,
 }
 
 struct Device {
@@ -93,6 +96,7 @@ impl Memory {
             exported: Mutex::default(),
             exact: AtomicBool::new(true),
             outside: Mutex::default(),
+            ledger: OnceLock::new(),
         })
     }
 
@@ -119,6 +123,11 @@ impl Memory {
         if bytes > device.total - *used {
             return Err(CuError::OUT_OF_MEMORY);
         }
+        if let Some(ledger) = self.ledger.get()
+            && !ledger.take(bytes).map_err(|_| CuError::OPERATING_SYSTEM)?
+        {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         *used += bytes;
         Ok(())
     }
@@ -127,7 +136,18 @@ impl Memory {
     pub(super) fn refund(&self, device: u32, bytes: u64) -> Result<(), CuError> {
         let mut used = lock(&self.device(device)?.used);
         *used = used.checked_sub(bytes).ok_or(CuError::INVALID_VALUE)?;
-        Ok(())
+        let told = self.ledger.get().map_or(Ok(()), |ledger| ledger.give_back(bytes));
+        told.map_err(|_| CuError::OPERATING_SYSTEM)
+    }
+
+    /// Has the devices' memory be shared with other processes; before any is taken.
+    pub(super) fn share_with(&self, ledger: Ledger) {
+        let _ = self.ledger.set(ledger);
+    }
+
+    /// Returns the name of the devices' memory, if other processes have some of it.
+    pub(super) fn shared_as(&self) -> Option<[u8; 16]> {
+        self.ledger.get()?.name().ok()
     }
 
     /// Makes [addr, addr+bytes) a slab of the device, where allocations may lie from now on.
@@ -232,7 +252,9 @@ impl Memory {
 
     pub(super) fn free_memory(&self, device: u32) -> Result<u64, CuError> {
         let device = self.device(device)?;
-        Ok(device.total - *lock(&device.used))
+        let own = device.total - *lock(&device.used);
+        let Some(ledger) = self.ledger.get() else { return Ok(own) };
+        ledger.free().map(|free| free.min(own)).map_err(|_| CuError::OPERATING_SYSTEM)
     }
 
     /// Bytes of the device that are not free, unless that changes just now.

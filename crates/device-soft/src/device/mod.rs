@@ -21,6 +21,7 @@ mod engine;
 mod events;
 mod graphs;
 mod info;
+mod ledger;
 mod modules;
 mod nested;
 mod occupancy;
@@ -168,6 +169,10 @@ impl Backend for SoftBackend {
 
     fn used_memory(&self, device: u32) -> Option<u64> {
         self.runtime.memory.used_memory(device)
+    }
+
+    fn shared_as(&self, _device: u32) -> Option<[u8; 16]> {
+        self.runtime.memory.shared_as()
     }
 
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {

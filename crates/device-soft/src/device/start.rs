@@ -3,6 +3,7 @@
 use super::arena::Memory;
 use super::engine::Engines;
 use super::events::Clock;
+use super::ledger::Ledger;
 use super::runtime::Runtime;
 use super::vmm::Vmm;
 use super::{SoftBackend, info};
@@ -12,6 +13,7 @@ use kedge_cuda_types::arena::{MAX_DEVICES, Windows};
 use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
@@ -48,6 +50,8 @@ pub enum StartError {
     Memory(io::Error),
     #[error("cannot start the worker threads: {0}")]
     Threads(io::Error),
+    #[error("cannot share the devices' memory: {0}")]
+    Ledger(io::Error),
 }
 
 /// Software devices that nobody uses yet.
@@ -76,6 +80,18 @@ impl Started {
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
         let engines = Engines::start().map_err(StartError::Threads)?;
         Ok(Started { memory, vmm, engines, pool, windows })
+    }
+
+    /// Has all processes that name `folder` share the memory of their devices, as much as the file
+    /// `bytes` there says: for tests.
+    ///
+    /// # Errors
+    /// [`StartError::Ledger`] where the folder cannot be used.
+    pub fn sharing(self, folder: Option<&Path>) -> Result<Started, StartError> {
+        if let Some(folder) = folder {
+            self.memory.share_with(Ledger::join(folder).map_err(StartError::Ledger)?);
+        }
+        Ok(self)
     }
 
     /// Returns where they are.
