@@ -20,6 +20,8 @@ pub struct Cached {
     options: Vec<String>,
     /// What a daemon is to fail at: `KEDGE_CACHE_FAULT`.
     pub fault: Option<String>,
+    /// A folder that tells of the memory of software devices which processes share.
+    pub ledger: Option<PathBuf>,
     mounted: bool,
     /// The daemon: a held one may not answer.
     pid: Cell<u64>,
@@ -50,7 +52,7 @@ impl Cached {
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mounted = size.is_some();
         let pid = Cell::new(0);
-        Some(Cached { world, under, below, options, fault: None, mounted, pid })
+        Some(Cached { world, under, below, options, fault: None, ledger: None, mounted, pid })
     }
 
     /// Notes that another file system was mounted over the folder, before a daemon runs: it is the
@@ -91,6 +93,9 @@ impl Cached {
         }
         if let Some(fault) = &self.fault {
             command.env("KEDGE_CACHE_FAULT", fault);
+        }
+        if let Some(ledger) = &self.ledger {
+            command.env("KEDGE_SOFT_LEDGER", ledger);
         }
         command.output().expect("kedge")
     }

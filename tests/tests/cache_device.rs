@@ -3,12 +3,14 @@
 
 use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
+use kedge_tests::host;
 use kedge_tests::world::{failure, stderr};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 const MIB: usize = 1 << 20;
 const TIERS: [&str; 6] = ["--tier", "ram:16M", "--tier", "gpu:64M", "--gpu", "soft"];
@@ -240,4 +242,140 @@ fn a_recovery_names_what_a_holder_took_with_it() {
     assert_eq!(recovered["lost"][0]["path"], "a");
     assert_eq!(fs::read(cached.under.join("b")).expect("below"), b"well");
     assert!(cached.recover()["lost"].as_array().is_some_and(Vec::is_empty), "it is told once");
+}
+
+/// What the device has that a cache shares with jobs.
+const DEVICE: usize = 64 * MIB;
+
+/// A cache whose device is shared with jobs.
+fn shared(name: &str, options: &[&str], fault: &str) -> Option<Cached> {
+    let mut cached = Cached::new(name, options)?;
+    let ledger = cached.world.0.join("ledger");
+    fs::create_dir(&ledger).expect("a folder");
+    fs::write(ledger.join("bytes"), DEVICE.to_string()).expect("a file");
+    (cached.ledger, cached.fault) = (Some(ledger), Some(fault.to_owned()));
+    Some(cached)
+}
+
+/// A job that takes so many MiB of the device.
+fn job(cached: &Cached, mib: usize) -> Command {
+    let program = host("gpu_room.cu", "gpu_room", &["-arch=compute_75"]);
+    let mut run = cached.world.kedge(&["run", "--gpu", "soft", "--"]);
+    run.arg(program).arg(mib.to_string());
+    run.env("KEDGE_SOFT_LEDGER", cached.ledger.as_ref().expect("a ledger"));
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
+    run
+}
+
+/// What a job printed.
+fn said(output: std::io::Result<Output>) -> String {
+    let output = output.expect("kedge");
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), stderr(&output))
+}
+
+#[test]
+fn a_job_has_device_memory_that_the_cache_holds() {
+    let tiers = ["--tier", "ram:64M", "--tier", "gpu:64M", "--gpu", "soft", "--gpu-free", "4M"];
+    let options = [&tiers[..], &["--host-free", "64M"]].concat();
+    let Some(cached) = shared("droom", &options, &format!("slow={}", 2 * MIB)) else { return };
+    cached.begin();
+    let expected = bytes(1, 48 * MIB);
+    fs::write(cached.under.join("a"), &expected).expect("absorbed");
+    wait_for("nothing moves", || on_device(&cached) >= 24 * MIB as u64);
+    let said = said(job(&cached, 48).output());
+    assert!(said.contains("has 3"), "{said}; {}", cached.status());
+    assert!(cached.count("back") > 0, "{}", cached.status());
+    is(&cached.under.join("a"), &expected);
+    cached.drain();
+    is(&cached.below().join("a"), &expected);
+    assert_eq!(cached.count("stuck_files"), 0);
+    // What can never be had is refused.
+    let much = job(&cached, 80).output();
+    let said = String::from_utf8(much.expect("kedge").stdout).expect("text");
+    assert!(said.contains("cudaErrorMemoryAllocation after"), "{said}");
+}
+
+#[test]
+fn other_programs_device_memory_is_not_touched() {
+    let tiers = ["--tier", "ram:64M", "--tier", "gpu:64M", "--gpu", "soft", "--gpu-free", "40M"];
+    let options = [&tiers[..], &["--host-free", "64M"]].concat();
+    let Some(cached) = shared("dfree", &options, &format!("slow={}", 2 * MIB)) else { return };
+    cached.begin();
+    let expected = bytes(1, 56 * MIB);
+    fs::write(cached.under.join("a"), &expected).expect("absorbed");
+    wait_for("nothing moves", || on_device(&cached) > 0);
+    wait_for("it does not rest", || {
+        let device = &cached.status()["device"];
+        device["keep"] == 40 * MIB && device["free"].as_u64() < Some(44 * MIB as u64)
+    });
+    let free = cached.status()["device"]["free"].as_u64().expect("a number");
+    assert!(free >= 40 * MIB as u64, "{}", cached.status());
+    assert!(on_device(&cached) <= (DEVICE - 40 * MIB) as u64);
+    assert!(cached.status()["tiers"][1]["limit"].as_u64() <= Some((DEVICE - 40 * MIB) as u64));
+    // A program that asks nobody takes of what is free: as much is free again.
+    let other = cached.ledger.as_ref().expect("a ledger").join("of-other");
+    let file = File::create(&other).expect("a file");
+    file.lock().expect("a lock");
+    file.write_all_at(&(12 * MIB as u64).to_le_bytes(), 0).expect("a file");
+    wait_for("it does not give way", || on_device(&cached) <= (DEVICE - 52 * MIB) as u64);
+    wait_for("as much is free again", || {
+        cached.status()["device"]["free"].as_u64() >= Some(40 * MIB as u64)
+    });
+    let figures = cached.world.kedge(&["metrics"]).output().expect("kedge").stdout;
+    let figures = String::from_utf8(figures).expect("text");
+    assert!(figures.contains("kedge_cache_device_free_bytes"), "{figures}");
+    is(&cached.under.join("a"), &expected);
+    drop(file);
+}
+
+#[test]
+fn a_kill_while_the_cache_gives_way_loses_nothing_that_was_acknowledged() {
+    for (name, of_holder) in [("dwayheld", true), ("dwaykilled", false)] {
+        let tiers = ["--tier", "ram:64M", "--tier", "gpu:64M", "--gpu", "soft", "--gpu-free", "4M"];
+        let options = [&tiers[..], &["--host-free", "64M", "--fsync", "memory"]].concat();
+        let Some(mut cached) = shared(name, &options, "") else { return };
+        let held = cached.world.0.join("held");
+        fs::write(&held, "").expect("a file");
+        cached.fault = Some(format!("slow={},back={}", 2 * MIB, held.display()));
+        cached.begin();
+        let (kept, lost) = (bytes(1, 20 * MIB), bytes(2, 40 * MIB));
+        let acknowledged = File::create(cached.under.join("kept")).expect("a file");
+        acknowledged.write_all_at(&kept, 0).expect("absorbed");
+        acknowledged.sync_all().expect("in memory");
+        let file = File::create(cached.under.join("lost")).expect("a file");
+        file.write_all_at(&lost, 0).expect("absorbed");
+        wait_for("nothing moves", || on_device(&cached) >= 16 * MIB as u64);
+        let device = socket(&cached);
+        let holder = holder(&device).expect("a holder");
+        let job = job(&cached, 48).spawn().expect("kedge");
+        wait_for("nobody waits", || cached.status()["device"]["wanted"] != 0);
+        // A part is on its way back.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        match of_holder {
+            true => kill(holder, &device),
+            false => cached.kill(),
+        }
+        fs::remove_file(&held).expect("a file");
+        let said = said(job.wait_with_output());
+        // What the holder had is the job's with its end.
+        assert!(said.contains("has 3") || !of_holder, "{said}");
+        match of_holder {
+            true => {
+                wait_for("nobody has seen it", || cached.count("stuck_files") > 0);
+                assert_eq!(cached.status()["stuck"][0]["path"], "lost");
+                file.sync_all().expect_err("bytes are lost");
+                wait_for("it was told, and the rest is below", || file.sync_all().is_ok());
+            }
+            false => {
+                cached.fault = None;
+                drop((acknowledged, file));
+                cached.begin();
+                is(&cached.under.join("lost"), &lost);
+                assert_eq!(cached.count("stuck_files"), 0);
+            }
+        }
+        is(&cached.under.join("kept"), &kept);
+        cached.drain();
+        is(&cached.below().join("kept"), &kept);
+    }
 }

@@ -57,6 +57,21 @@ pub struct TierStatus {
     pub used: u64,
 }
 
+/// How the device of a tier stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// Whether the process that holds its memory has ended.
+    pub gone: bool,
+    /// Bytes of the device that are free; `None` where no other program can have them.
+    pub free: Option<u64>,
+    /// Bytes of it that are to stay free.
+    pub keep: u64,
+    /// Bytes that programs wait for just now.
+    pub wanted: u64,
+    /// Orders that were not answered in time.
+    pub late: u64,
+}
+
 /// A file that is not below yet, for a reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stuck {
@@ -98,6 +113,12 @@ pub struct Status {
     /// Bytes that moved from host memory to a device.
     #[serde(default)]
     pub moved: u64,
+    /// Bytes that moved from a device back to host memory.
+    #[serde(default)]
+    pub back: u64,
+    /// How the device of a tier stands.
+    #[serde(default)]
+    pub device: Option<DeviceStatus>,
     /// Writes that had to wait for room.
     pub waited: u64,
     /// Files that cannot be drained, or were not found again: the first of them.
@@ -158,6 +179,8 @@ impl Engine {
             through: count(&self.counters.through),
             drained: count(&self.counters.drained),
             moved: count(&self.counters.moved),
+            back: count(&self.counters.back),
+            device: self.device().map(|(_, device)| device.status()),
             waited: count(&self.counters.waited),
             stuck,
             stuck_files,

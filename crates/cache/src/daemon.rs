@@ -7,7 +7,7 @@ use crate::engine::{Engine, Unclaimed};
 use crate::faults::Faults;
 use crate::home;
 use crate::mount::Mount;
-use crate::moves::{self, MOVERS};
+use crate::moves::{self, MOVERS, Watched};
 use crate::nodes::Nodes;
 use crate::spec::{Medium, Spec, memory_home};
 use crate::tier::{lock, make_home};
@@ -312,10 +312,10 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
         }
         let engine = engine.clone();
         workers.push(start("device", move || {
-            let mut moved = 0;
+            let mut watched = Watched::default();
             while !engine.desk().stopped {
                 thread::sleep(TICK);
-                engine.watch_device(&mut moved);
+                engine.watch_device(&mut watched);
             }
         })?);
     }

@@ -4,9 +4,10 @@
 //! cache's home. Orders go by as many connections as there are slots, each with one of its own.
 
 use crate::CacheError;
+use crate::control::DeviceStatus;
 use crate::spec::DeviceSpec;
 use crate::tier::lock;
-use kedge_holder::{Answer, Order, PART, SLOTS, VERSION};
+use kedge_holder::{Answer, Order, PART, SLOTS, UNSHARED, VERSION};
 use kedge_socket::{Channel, SocketError, address};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -16,15 +17,17 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// The name of the holder's socket in the folder of the device's tier.
 pub(crate) const SOCKET: &str = "holder";
-/// An answer that takes longer does not come: a copy of a part takes a millisecond.
-const LIMIT: Duration = Duration::from_secs(30);
+/// An answer that takes longer is not waited for: a copy of a part takes a millisecond.
+const LIMIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 30 });
+/// How long a late answer is looked for.
+const GLANCE: Duration = Duration::from_millis(1);
 /// A holder that is not ready by then is ended: a device's driver starts within seconds.
 const START: Duration = Duration::from_secs(60);
 /// Memory that nothing was put into for so long goes back to the device.
@@ -39,11 +42,21 @@ struct Line {
     slot: u32,
 }
 
+/// A connection whose order was not answered in time.
+#[derive(Debug)]
+struct Late {
+    line: Line,
+    /// The place that the order changes: it stays taken until that is over.
+    place: Option<u32>,
+}
+
 #[derive(Debug)]
 struct Lines {
     idle: Vec<Line>,
+    /// Whose slots the holder may still use.
+    late: Vec<Late>,
     /// How many there are, with those at work.
-    all: u32,
+    all: usize,
 }
 
 /// Places that nothing is in.
@@ -66,6 +79,13 @@ pub(crate) struct Device {
     number: u64,
     /// This daemon's, for the holder.
     daemon: u64,
+    /// Bytes of the device that stay free for other programs.
+    keep: u64,
+    /// Its free bytes, and those that programs wait for, at the last look.
+    free_bytes: AtomicU64,
+    wanted: AtomicU64,
+    /// Bytes that are to go back to the device.
+    lack: AtomicU64,
     slots: File,
     lines: Mutex<Lines>,
     idle: Condvar,
@@ -95,7 +115,7 @@ impl Place {
     /// Puts a whole part into the place. `false` if the device has no memory for it just now.
     ///
     /// # Errors
-    /// If the holder says so; or does not answer, and the place stays taken for good.
+    /// If the holder says so; or does not answer, and the place stays taken until it does.
     pub(crate) fn put(&self, part: &[u8]) -> io::Result<bool> {
         match self.device.put(self.number, part).inspect_err(|_| self.keep())? {
             Answer::Done {} => Ok(true),
@@ -126,9 +146,9 @@ struct Greeting {
     slots: File,
 }
 
-fn greet(socket: &Path, daemon: u64) -> Result<Greeting, SocketError> {
+fn greet(socket: &Path, daemon: u64, keep: u64) -> Result<Greeting, SocketError> {
     let channel = Channel::new(OwnedFd::from(address::connect(socket)?));
-    channel.send(&Order::Hello { version: VERSION, daemon }, &[], LIMIT)?;
+    channel.send(&Order::Hello { version: VERSION, daemon, keep }, &[], LIMIT)?;
     let (answer, mut fds) = channel.receive::<Answer>(LIMIT)?;
     match (answer, fds.pop()) {
         (Answer::Holder { number, places }, Some(slots)) => {
@@ -149,8 +169,8 @@ fn is_nobody(error: &SocketError) -> bool {
     matches!(error, SocketError::System(error) if nobody.contains(&error.kind()))
 }
 
-/// Starts a holder that listens at `socket`.
-fn start(spec: &DeviceSpec, socket: &Path, bytes: u64) -> Result<(), CacheError> {
+/// Starts a holder that listens at `socket`, and is ready within `limit`.
+fn start(spec: &DeviceSpec, socket: &Path, bytes: u64, limit: Duration) -> Result<(), CacheError> {
     let wrong = |why: String| {
         let why = format!("device memory of {} cannot be a tier: {why}", spec.gpu);
         Err(CacheError::Tier(why))
@@ -172,12 +192,12 @@ fn start(spec: &DeviceSpec, socket: &Path, bytes: u64) -> Result<(), CacheError>
         }
         let _ = sender.send(line);
     });
-    let line = match (word.recv_timeout(START), reads) {
+    let line = match (word.recv_timeout(limit), reads) {
         (Ok(line), _) => line,
         (Err(_), reads) => {
             let _ = child.kill();
             let _ = child.wait();
-            let late = || format!("its holder is not ready after {} s", START.as_secs());
+            let late = || format!("its holder is not ready after {} s", limit.as_secs());
             return wrong(reads.map_or_else(|error| error.to_string(), |_| late()));
         }
     };
@@ -196,7 +216,7 @@ fn start(spec: &DeviceSpec, socket: &Path, bytes: u64) -> Result<(), CacheError>
 
 /// Ends the holder that listens at `socket`, if there is one, whatever it has.
 fn end(socket: &Path) {
-    if let Ok(greeting) = greet(socket, new_number()) {
+    if let Ok(greeting) = greet(socket, new_number(), 0) {
         // It may end before it has answered.
         let _ = ask(&greeting.channel, &Order::End {});
     }
@@ -229,26 +249,26 @@ impl Device {
         socket: &Path,
         bytes: u64,
     ) -> Result<Option<Device>, CacheError> {
-        let daemon = new_number();
+        let (daemon, keep) = (new_number(), spec.map_or(0, |spec| spec.keep));
         let failed = |error: SocketError| {
             CacheError::Tier(format!(
                 "the holder of device memory at {}: {error}",
                 socket.display()
             ))
         };
-        let (first, started) = match greet(socket, daemon) {
+        let (first, started) = match greet(socket, daemon, keep) {
             Ok(greeting) => (greeting, false),
             Err(error) if is_nobody(&error) => {
                 let Some(spec) = spec.filter(|_| bytes >= PART) else { return Ok(None) };
-                start(spec, socket, bytes)?;
-                (greet(socket, daemon).map_err(failed)?, true)
+                start(spec, socket, bytes, START)?;
+                (greet(socket, daemon, keep).map_err(failed)?, true)
             }
             Err(error) => return Err(failed(error)),
         };
         let (number, slots) = (first.number, first.slots);
         let mut idle = vec![Line { channel: first.channel, slot: 0 }];
         for slot in 1..SLOTS {
-            let channel = greet(socket, daemon).map_err(failed)?.channel;
+            let channel = greet(socket, daemon, keep).map_err(failed)?.channel;
             idle.push(Line { channel, slot });
         }
         let most = u32::try_from(bytes / PART).unwrap_or(u32::MAX).min(first.places);
@@ -259,8 +279,12 @@ impl Device {
             socket: socket.to_owned(),
             number,
             daemon,
+            keep,
+            free_bytes: AtomicU64::new(UNSHARED),
+            wanted: AtomicU64::new(0),
+            lack: AtomicU64::new(0),
             slots,
-            lines: Mutex::new(Lines { idle, all: SLOTS }),
+            lines: Mutex::new(Lines { all: idle.len(), idle, late: Vec::new() }),
             idle: Condvar::new(),
             free: Mutex::new(Free { most, cold, warm, last_put: None }),
             gone: AtomicBool::new(false),
@@ -314,15 +338,23 @@ impl Device {
         Some(self.place(number))
     }
 
-    /// Has a line's slot and channel used by `work`.
+    /// Has a line's slot and channel used by `work`, whose order changes `place`.
     ///
     /// # Errors
-    /// What `work` failed with, of which its line is not used again; or that the holder is gone.
-    fn with_line<R>(&self, work: impl FnOnce(&Line) -> Result<R, SocketError>) -> io::Result<R> {
+    /// What `work` failed with; that the holder answers on no line; or that it is gone.
+    fn with_line<R>(
+        &self,
+        place: Option<u32>,
+        work: impl FnOnce(&Line) -> Result<R, SocketError>,
+    ) -> io::Result<R> {
         let mut lines = lock(&self.lines);
         let mut line = loop {
             if self.is_gone() || lines.all == 0 {
                 return Err(io::Error::other("the holder of the device's memory has ended"));
+            }
+            if lines.late.len() == lines.all {
+                let why = "the holder of the device's memory does not answer";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
             match lines.idle.pop() {
                 Some(line) => break line,
@@ -331,46 +363,92 @@ impl Device {
         };
         drop(lines);
         let result = work(&line);
-        let usable = match &result {
-            Ok(_) => true,
+        match &result {
+            Ok(_) => self.give_line(Some(line)),
             // The holder may still use the slot.
-            Err(SocketError::TimedOut { .. }) => false,
-            Err(_) => match greet(&self.socket, self.daemon) {
-                Ok(greeting) if greeting.number == self.number => {
-                    line.channel = greeting.channel;
-                    true
-                }
-                Err(error) if !is_nobody(&error) => false,
-                _ => {
-                    self.gone.store(true, Ordering::SeqCst);
-                    false
-                }
-            },
-        };
-        let mut lines = lock(&self.lines);
-        match usable {
-            true => lines.idle.push(line),
-            false => lines.all -= 1,
-        }
-        drop(lines);
-        if usable {
-            self.idle.notify_one()
-        } else {
-            self.idle.notify_all()
+            Err(SocketError::TimedOut { .. }) => {
+                lock(&self.lines).late.push(Late { line, place });
+                self.idle.notify_all();
+            }
+            Err(_) => {
+                let channel = self.connect_again();
+                self.give_line(channel.map(|channel| {
+                    line.channel = channel;
+                    line
+                }));
+            }
         }
         result.map_err(io::Error::other)
     }
 
+    /// Connects anew where a connection has ended. `None` if that cannot be: the holder is gone, or
+    /// takes no more.
+    fn connect_again(&self) -> Option<Channel> {
+        match greet(&self.socket, self.daemon, self.keep) {
+            Ok(greeting) if greeting.number == self.number => Some(greeting.channel),
+            Err(error) if !is_nobody(&error) => None,
+            _ => {
+                self.gone.store(true, Ordering::SeqCst);
+                None
+            }
+        }
+    }
+
+    /// Has a line be used by others, or by nobody any more.
+    fn give_line(&self, line: Option<Line>) {
+        let mut lines = lock(&self.lines);
+        match line {
+            Some(line) => {
+                lines.idle.push(line);
+                drop(lines);
+                self.idle.notify_one();
+            }
+            None => {
+                lines.all -= 1;
+                drop(lines);
+                self.idle.notify_all();
+            }
+        }
+    }
+
+    /// Uses lines again whose orders are over by now.
+    pub(crate) fn take_late(&self) {
+        let mut at = 0;
+        loop {
+            let mut lines = lock(&self.lines);
+            let Some(late) = lines.late.get(at) else { return };
+            let place = late.place;
+            match late.line.channel.receive::<Answer>(GLANCE) {
+                Err(SocketError::TimedOut { .. }) => at += 1,
+                over => {
+                    let mut line = lines.late.swap_remove(at).line;
+                    drop(lines);
+                    if over.is_ok() {
+                        // Whoever asked has given the place up.
+                        lock(&self.free).warm.extend(place);
+                        self.give_line(Some(line));
+                        continue;
+                    }
+                    let channel = self.connect_again();
+                    self.give_line(channel.map(|channel| {
+                        line.channel = channel;
+                        line
+                    }));
+                }
+            }
+        }
+    }
+
     fn put(&self, place: u32, part: &[u8]) -> io::Result<Answer> {
         lock(&self.free).last_put = Some(Instant::now());
-        self.with_line(|Line { channel, slot }| {
+        self.with_line(Some(place), |Line { channel, slot }| {
             self.slots.write_all_at(part, u64::from(*slot) * PART)?;
             ask(channel, &Order::Put { slot: *slot, place })
         })
     }
 
     fn get(&self, place: u32, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let answer = self.with_line(|Line { channel, slot }| {
+        let answer = self.with_line(None, |Line { channel, slot }| {
             let (offset, length) = (offset as u32, buffer.len() as u32);
             let answer = ask(channel, &Order::Get { place, slot: *slot, offset, length })?;
             if answer == (Answer::Done {}) {
@@ -381,16 +459,25 @@ impl Device {
         if answer == (Answer::Done {}) { Ok(()) } else { Err(refused(answer)) }
     }
 
-    /// Gives memory back to the device that nothing is in.
+    /// Gives memory back to the device that nothing has been in for a while.
     pub(crate) fn give_back_idle(&self) {
-        let mut free = lock(&self.free);
-        if free.warm.is_empty() || free.last_put.is_some_and(|last| last.elapsed() < IDLE) {
-            return;
+        if lock(&self.free).last_put.is_none_or(|last| last.elapsed() >= IDLE) {
+            self.give_back_free();
         }
+    }
+
+    /// Gives memory back to the device that nothing is in.
+    pub(crate) fn give_back_free(&self) {
+        let mut free = lock(&self.free);
         let warm = std::mem::take(&mut free.warm);
         drop(free);
         for number in warm {
-            let answer = self.with_line(|line| ask(&line.channel, &Order::Free { place: number }));
+            let free = Order::Free { place: number };
+            let answer = self.with_line(Some(number), |line| ask(&line.channel, &free));
+            if matches!(answer, Ok(Answer::Done {})) {
+                let less = |lack: u64| Some(lack.saturating_sub(PART));
+                let _ = self.lack.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            }
             let mut free = lock(&self.free);
             match answer {
                 Ok(Answer::Done {}) if number < free.most => free.cold.push(number),
@@ -398,23 +485,52 @@ impl Device {
                 Ok(_) => {
                     free.warm.insert(number);
                 }
-                // It may be done later, to whatever is there by then: nothing is put there again.
+                // It may be done later, to whatever is there by then: nothing is put there before.
                 Err(_) => {}
             }
         }
     }
 
-    /// Asks the holder whether it is there: its end is known then.
+    /// Asks the holder how the device stands; its end is known then.
     pub(crate) fn look(&self) {
-        // Whatever it has is not touched: it is no order to one that has greeted.
-        let _ = self.with_line(|line| {
-            ask(&line.channel, &Order::Hello { version: VERSION, daemon: self.daemon })
-        });
+        let answer = self.with_line(None, |line| ask(&line.channel, &Order::Look {}));
+        let Ok(Answer::Stands { free, wanted }) = answer else { return };
+        self.free_bytes.store(free, Ordering::Relaxed);
+        self.wanted.store(wanted, Ordering::Relaxed);
+        self.lack.store(wanted.max(self.keep).saturating_sub(free), Ordering::Relaxed);
+    }
+
+    /// Returns how many bytes are to go back to the device, for other programs.
+    pub(crate) fn lack(&self) -> u64 {
+        self.lack.load(Ordering::Relaxed)
+    }
+
+    /// Returns how the device stands.
+    pub(crate) fn status(&self) -> DeviceStatus {
+        DeviceStatus {
+            gone: self.is_gone(),
+            free: self.free_bytes(),
+            keep: self.keep,
+            wanted: self.wanted.load(Ordering::Relaxed),
+            late: lock(&self.lines).late.len() as u64,
+        }
+    }
+
+    /// Returns the device's free bytes; `None` where no other program can have them.
+    fn free_bytes(&self) -> Option<u64> {
+        let free = self.free_bytes.load(Ordering::Relaxed);
+        (free != UNSHARED).then_some(free)
+    }
+
+    /// Returns how many bytes it may hold, if it holds `used`, beside what is to stay free.
+    pub(crate) fn most_bytes(&self, used: u64) -> u64 {
+        let more = self.free_bytes().map_or(u64::MAX, |free| free.saturating_sub(self.keep));
+        used.saturating_add(more).min(self.bytes())
     }
 
     /// Ends the holder, which has nothing that is needed.
     pub(crate) fn end(&self) {
-        let _ = self.with_line(|line| ask(&line.channel, &Order::End {}));
+        let _ = self.with_line(None, |line| ask(&line.channel, &Order::End {}));
     }
 
     /// Returns how many places are free.
@@ -422,5 +538,29 @@ impl Device {
     pub(crate) fn free_places(&self) -> usize {
         let free = lock(&self.free);
         free.cold.len() + free.warm.range(..free.most).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_holder_that_is_not_ready_in_time_is_ended() {
+        let folder = std::env::temp_dir().join(format!("kedge-late-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let (program, pid) = (folder.join("holder"), folder.join("pid"));
+        let script = format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", pid.display());
+        fs::write(&program, script).expect("a file");
+        fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).expect("a file");
+        let spec = DeviceSpec { gpu: "soft".into(), program, keep: 0 };
+        let limit = Duration::from_secs(2);
+        let refused = start(&spec, &folder.join("socket"), PART, limit).expect_err("none is ready");
+        assert!(refused.to_string().contains("not ready after 2 s"), "{refused}");
+        let pid = fs::read_to_string(&pid).expect("it ran");
+        assert!(!Path::new("/proc").join(pid.trim()).exists(), "it would have the device");
+        fs::remove_dir_all(&folder).expect("a folder");
     }
 }

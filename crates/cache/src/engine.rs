@@ -73,6 +73,7 @@ pub(crate) struct Counters {
     pub(crate) drains: AtomicU64,
     pub(crate) waited: AtomicU64,
     pub(crate) moved: AtomicU64,
+    pub(crate) back: AtomicU64,
 }
 
 impl Counters {

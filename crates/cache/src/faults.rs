@@ -4,7 +4,8 @@
 //! and removes the file; `slow=BYTES` writes no more a second; `descriptors=N` leaves it so many;
 //! `carried=FILE` and `noted=FILE` stop drains while there is that file, after the bytes are below
 //! and after the journal says so; `put=FILE` and `placed=FILE` stop a move to a device, after the
-//! bytes are there and after the journal says so.
+//! bytes are there and after the journal says so; `back=FILE` stops one back, after the bytes are
+//! read.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ pub(crate) enum Point {
     Put,
     /// The journal says so, and host memory still has them.
     Placed,
+    /// The bytes were read from a device, and host memory does not have them.
+    Back,
 }
 
 /// What a daemon is to fail at: nothing, outside of tests.
@@ -54,6 +57,7 @@ impl Faults {
                 "carried" => faults.holds.push((Point::Carried, value.into())),
                 "noted" => faults.holds.push((Point::Noted, value.into())),
                 "put" => faults.holds.push((Point::Put, value.into())),
+                "back" => faults.holds.push((Point::Back, value.into())),
                 "placed" => faults.holds.push((Point::Placed, value.into())),
                 _ => {}
             }

@@ -36,14 +36,23 @@ const FULL: Duration = Duration::from_secs(1);
 /// What is said of bytes that a device has lost.
 pub(crate) const LOST: &str = "lost: the process that held them in a device's memory has ended";
 
+/// What the last look at the device has found.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    /// Bytes that had moved there.
+    moved: u64,
+    /// Whether others need its memory, and drains hurry for them.
+    hurries: bool,
+}
+
 /// What became of a try to move a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// It is on the device.
+    /// It is where it was to be.
     Part,
     /// There was none, or it stays where it is.
     Nothing,
-    /// The device has no room.
+    /// There is no room for it.
     Full,
 }
 
@@ -63,6 +72,15 @@ impl Engine {
     pub(crate) fn move_forever(self: &Arc<Engine>) {
         let mut buffer = vec![0; PART as usize];
         while !self.desk().stopped {
+            if self.device().is_some_and(|(_, device)| device.lack() > 0) {
+                match self.give_way() {
+                    Ok(Moved::Part) => {}
+                    // What is drained meanwhile makes room in host memory.
+                    Ok(_) => thread::sleep(NAP),
+                    Err(_) => thread::sleep(FULL),
+                }
+                continue;
+            }
             match self.move_one(&mut buffer) {
                 Ok(Moved::Part) => self.serve_waiting(),
                 Ok(Moved::Nothing) => thread::sleep(NAP),
@@ -175,21 +193,61 @@ impl Engine {
         }
     }
 
+    /// Gives the device memory back that other programs need: what nothing is in, and else a part
+    /// of the file that is dirty for the longest, which moves back to host memory.
+    ///
+    /// # Errors
+    /// If the device does not give it back.
+    pub(crate) fn give_way(&self) -> io::Result<Moved> {
+        let (Some((behind, device)), Some(memory)) = (self.device(), self.memory()) else {
+            return Ok(Moved::Nothing);
+        };
+        device.give_back_free();
+        if device.lack() == 0 || device.is_gone() || self.desk().limits.rooms()[behind].used == 0 {
+            return Ok(Moved::Nothing);
+        }
+        let files = self.desk().order.files();
+        for number in files {
+            let file = lock(&self.files).by_number.get(&number).cloned();
+            let Some(file) = file else { continue };
+            match self.bring_part_back(&file, memory)? {
+                Moved::Nothing => {}
+                done => {
+                    device.give_back_free();
+                    return Ok(done);
+                }
+            }
+        }
+        Ok(Moved::Nothing)
+    }
+
     /// Moves what the device has of a file to another tier. `false` if that has no room.
     ///
     /// # Errors
     /// If the device does not give it back.
     pub(crate) fn bring_back(&self, file: &CachedFile, to: TierIndex) -> io::Result<bool> {
-        let Some((behind, _)) = self.device() else { return Ok(true) };
+        loop {
+            match self.bring_part_back(file, to)? {
+                Moved::Part => {}
+                Moved::Nothing => return Ok(true),
+                Moved::Full => return Ok(false),
+            }
+        }
+    }
+
+    /// The same of the first part of the file that the device has.
+    fn bring_part_back(&self, file: &CachedFile, to: TierIndex) -> io::Result<Moved> {
+        let Some((behind, _)) = self.device() else { return Ok(Moved::Nothing) };
         let mut buffer = Vec::new();
         loop {
             let state = file.lock();
             let Some((part, shadow)) = first_behind(&state.extents, &state.shadows, behind) else {
-                return Ok(true);
+                return Ok(Moved::Nothing);
             };
             drop(state);
             buffer.resize((part.end - part.start) as usize, 0);
             shadow.read_exact_at(&mut buffer, part.start)?;
+            self.faults.hold(Point::Back);
             let _world = self.world.read();
             let mut state = file.lock();
             let same = |now: &Shadow| {
@@ -207,25 +265,36 @@ impl Engine {
             if room.used + buffer.len() as u64 + 2 * BLOCK > room.limit
                 || self.keep(file, &mut state, &part, &buffer, to).is_err()
             {
-                return Ok(false);
+                return Ok(Moved::Full);
             }
             let written = state.extents.write(part, to);
             self.desk().limits.hold(to, file.user, written.taken);
             self.release(file, &state, &written.superseded, &written.freed);
+            Counters::add(&self.counters.back, buffer.len() as u64);
+            return Ok(Moved::Part);
         }
     }
 
     /// Looks after the device: gives memory back that nothing is in, and sees whether its holder is
     /// there.
-    pub(crate) fn watch_device(self: &Arc<Engine>, moved_before: &mut u64) {
+    pub(crate) fn watch_device(self: &Arc<Engine>, before: &mut Watched) {
         let Some((behind, device)) = self.device() else { return };
+        device.take_late();
         let moved = self.counters.moved.load(std::sync::atomic::Ordering::Relaxed);
-        self.desk().limits.note_moves(moved != std::mem::replace(moved_before, moved));
+        self.desk().limits.note_moves(moved != std::mem::replace(&mut before.moved, moved));
         if device.is_gone() {
             self.lose_device(behind);
         } else {
             device.give_back_idle();
             device.look();
+            let mut desk = self.desk();
+            let used = desk.limits.rooms()[behind].used;
+            desk.limits.set_limit(behind, device.most_bytes(used));
+        }
+        // What is below needs no room in host memory.
+        let hurries = device.lack() > 0 && !device.is_gone();
+        if hurries != std::mem::replace(&mut before.hurries, hurries) {
+            self.desk().order.hurry(hurries);
         }
     }
 

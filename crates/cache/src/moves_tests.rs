@@ -12,7 +12,7 @@ use crate::nodes::Nodes;
 use crate::spec::{Fsync, home_in};
 use crate::tier::{make_home, private_folder};
 use fuser::RenameFlags;
-use kedge_holder::{Answer, Order, SLOTS};
+use kedge_holder::{Answer, Order, SLOTS, UNSHARED};
 use kedge_socket::{Channel, address};
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -37,6 +37,10 @@ struct Holder {
     places: Arc<Mutex<HashMap<u32, Vec<u8>>>>,
     /// Whether the next Put or Free gets no answer.
     silent: Arc<AtomicBool>,
+    /// Whether all orders wait.
+    stuck: Arc<AtomicBool>,
+    /// The device's free bytes, and those that programs wait for.
+    stands: Arc<Mutex<(u64, u64)>>,
 }
 
 impl Holder {
@@ -54,15 +58,21 @@ impl Holder {
         let slots = rustix::fs::memfd_create("slots", rustix::fs::MemfdFlags::CLOEXEC);
         let slots = Arc::new(File::from(slots.expect("a file")));
         slots.set_len(PART * u64::from(SLOTS)).expect("a file");
-        let (lines, places, silent) = (Arc::default(), Arc::default(), Arc::default());
-        let holder = Holder { socket, lines, places, silent };
+        let (lines, places) = (Arc::default(), Arc::default());
+        let (silent, stuck) = (Arc::default(), Arc::default());
+        let stands = Arc::new(Mutex::new((UNSHARED, 0)));
+        let holder = Holder { socket, lines, places, silent, stuck, stands };
         let (lines, places) = (holder.lines.clone(), holder.places.clone());
-        let silent = holder.silent.clone();
+        let (silent, stuck) = (holder.silent.clone(), holder.stuck.clone());
+        let stands = holder.stands.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 lock(&lines).push(stream.try_clone().expect("a stream"));
-                let (slots, places, silent) = (slots.clone(), places.clone(), silent.clone());
-                thread::spawn(move || attend(stream, number, &slots, &places, &silent));
+                let (slots, places) = (slots.clone(), places.clone());
+                let (silent, stuck, stands) = (silent.clone(), stuck.clone(), stands.clone());
+                thread::spawn(move || {
+                    attend(stream, number, &slots, &places, &silent, &stuck, &stands);
+                });
             }
         });
         holder
@@ -87,11 +97,16 @@ fn attend(
     slots: &File,
     places: &Mutex<HashMap<u32, Vec<u8>>>,
     silent: &AtomicBool,
+    stuck: &AtomicBool,
+    stands: &Mutex<(u64, u64)>,
 ) {
     let line = stream.try_clone().expect("a stream");
     let channel = Channel::new(OwnedFd::from(stream));
     while let Ok((order, _)) = channel.receive::<Order>(Duration::from_secs(600)) {
         let from = |slot: u32| u64::from(slot) * PART;
+        while stuck.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
         if matches!(order, Order::Put { .. } | Order::Free { .. })
             && silent.swap(false, Ordering::SeqCst)
         {
@@ -122,6 +137,10 @@ fn attend(
                 Answer::Done {}
             }
             Order::End {} => Answer::Done {},
+            Order::Look {} => {
+                let (free, wanted) = *lock(stands);
+                Answer::Stands { free, wanted }
+            }
         };
         let _ = channel.send(&answer, &[], Duration::from_secs(10));
     }
@@ -321,6 +340,107 @@ fn a_place_that_an_order_may_still_come_to_is_not_used_again() {
     });
     assert!(!holder.silent.load(Ordering::SeqCst), "it was asked");
     assert_eq!(free(&engine), PLACES as usize - 2);
+}
+
+#[test]
+fn a_device_is_used_again_once_late_orders_are_over() {
+    let scratch = Scratch::new("late");
+    let holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    let expected = bytes(1, 13 * MIB);
+    write(&engine, &handle, 0, &expected);
+    assert_eq!(move_all(&engine), 3);
+    let (_, device) = engine.device().expect("a device");
+    let place = handle.file.lock().shadows[BEHIND].as_ref().and_then(|shadow| shadow.place_of(0));
+    let place = place.expect("it lies there");
+    let read_place = || place.read(&mut [0; 10], 0);
+    holder.stuck.store(true, Ordering::SeqCst);
+    thread::scope(|scope| {
+        for number in 0..SLOTS {
+            let read_place = &read_place;
+            scope.spawn(move || {
+                // Two of them would change a place.
+                let result = match number {
+                    0 | 1 => device.take().expect("free").put(&vec![7; PART as usize]).map(drop),
+                    _ => read_place(),
+                };
+                result.expect_err("no answer");
+            });
+        }
+    });
+    let late = read_place().expect_err("all are late");
+    assert!(late.to_string().contains("does not answer"), "{late}");
+    assert!(!device.is_gone());
+    assert_eq!(free(&engine), PLACES as usize - 5, "the holder may still put something there");
+    device.take_late();
+    assert_eq!(free(&engine), PLACES as usize - 5);
+    holder.stuck.store(false, Ordering::SeqCst);
+    wait(|| {
+        device.take_late();
+        free(&engine) == PLACES as usize - 3
+    });
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    drop(place);
+    engine.drain_file(&handle.file).expect("drained");
+    assert!(fs::read(scratch.below("a")).expect("there") == expected);
+    assert_eq!(free(&engine), PLACES as usize);
+}
+
+#[test]
+fn what_others_need_of_the_device_comes_back_from_it() {
+    let scratch = Scratch::new("way");
+    let holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let (a, b) = (open(&engine, &scratch.below("a")), open(&engine, &scratch.below("b")));
+    let (of_a, of_b) = (bytes(1, 9 * MIB), bytes(2, 9 * MIB));
+    write(&engine, &a, 0, &of_a);
+    assert_eq!(move_all(&engine), 2);
+    write(&engine, &b, 0, &of_b);
+    assert_eq!(move_all(&engine), 2);
+    let (_, device) = engine.device().expect("a device");
+    let stand = |free, wanted| {
+        *lock(&holder.stands) = (free, wanted);
+        device.look();
+    };
+    stand(0, PART);
+    assert_eq!(engine.give_way().expect("a holder"), Moved::Nothing, "of places that are free");
+    assert_eq!((held(&a)[BEHIND], device.lack()), (2 * PART, 0));
+    stand(0, PART);
+    assert_eq!(engine.give_way().expect("a holder"), Moved::Part);
+    assert_eq!((held(&a)[BEHIND], device.lack(), holder.used()), (PART, 0, 3), "the oldest");
+    assert_eq!(engine.give_way().expect("a holder"), Moved::Nothing);
+    // Host memory has no room: what is drained makes it.
+    stand(0, 3 * PART);
+    engine.desk().limits.set_limit(MEMORY, 3 * PART);
+    let mut moved = Moved::Part;
+    while moved == Moved::Part {
+        moved = engine.give_way().expect("a holder");
+    }
+    assert_eq!((moved, device.lack() > 0), (Moved::Full, true));
+    let rests = |now| engine.desk().order.next(now, 0, |_| false).is_none();
+    let now = engine.now();
+    write(&engine, &b, 0, &of_b[..4096]);
+    assert!(rests(now), "a program writes");
+    let mut watched = Watched::default();
+    engine.watch_device(&mut watched);
+    assert!(!rests(now), "drains do not hurry");
+    stand(3 * PART, PART);
+    engine.watch_device(&mut watched);
+    write(&engine, &b, 0, &of_b[..4096]);
+    assert!(rests(now), "nobody waits any more");
+    stand(0, 2 * PART);
+    engine.drain_file(&a.file).expect("drained");
+    engine.desk().limits.set_limit(MEMORY, 5 * PART);
+    while engine.give_way().expect("a holder") == Moved::Part {}
+    assert_eq!((device.lack(), holder.used()), (0, 0));
+    assert!(reads(&engine, &a).expect("read") == of_a);
+    assert!(reads(&engine, &b).expect("read") == of_b);
+    engine.drain_all().expect("drained");
+    assert!(fs::read(scratch.below("b")).expect("there") == of_b);
+    // A device that nobody else can have lacks nothing.
+    stand(UNSHARED, 0);
+    assert_eq!(device.lack(), 0);
 }
 
 #[test]

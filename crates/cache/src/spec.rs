@@ -76,6 +76,9 @@ pub struct DeviceSpec {
     pub gpu: String,
     /// The program that holds its memory: kedge's proxy.
     pub program: PathBuf,
+    /// Bytes of the device that stay free for other programs.
+    #[serde(default)]
+    pub keep: u64,
 }
 
 /// What has the data when fsync returns.

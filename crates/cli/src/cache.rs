@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::output::{self, BAD, DIM, PLAIN, Table};
 use crate::size::Size;
 use clap::{Args, Subcommand, ValueEnum};
-use kedge_cache::control::{self, Answer, Ask, Status};
+use kedge_cache::control::{self, Answer, Ask, DeviceStatus, Status};
 use kedge_cache::daemon::{self, Discard};
 use kedge_cache::spec::{self, DeviceSpec, Fsync, Medium, Spec, TierSpec};
 use kedge_control::gpu::GpuSpec;
@@ -99,6 +99,9 @@ struct StartArgs {
     /// Memory of this machine that stays free: the tier in memory shrinks for it
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     host_free: Size,
+    /// Memory of the device that stays free for other programs
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    gpu_free: Size,
     /// Have the kernel gather small writes before the cache has them: as fast as its page cache,
     /// but lost with a killed daemon until fsync, close or some seconds
     #[arg(long)]
@@ -260,7 +263,7 @@ fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
         tiers.push(TierSpec::ram(all / 4));
     }
     let has = |medium| tiers.iter().any(|tier| tier.medium == medium);
-    let device = if has(Medium::Gpu) { Some(device_of(&args.gpu)?) } else { None };
+    let device = if has(Medium::Gpu) { Some(device_of(&args.gpu, args.gpu_free)?) } else { None };
     if device.is_some() && !has(Medium::Ram) {
         tiers.insert(0, TierSpec::ram(STAGING));
     }
@@ -282,7 +285,7 @@ fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
 }
 
 /// Returns the device of a tier of its memory.
-fn device_of(gpu: &GpuSpec) -> Result<DeviceSpec, Failure> {
+fn device_of(gpu: &GpuSpec, keep: Size) -> Result<DeviceSpec, Failure> {
     let one = match gpu {
         GpuSpec::Soft { devices: 1, apart: false } => true,
         GpuSpec::Local { ordinals } => ordinals.len() == 1,
@@ -294,7 +297,7 @@ fn device_of(gpu: &GpuSpec) -> Result<DeviceSpec, Failure> {
         )));
     }
     let program = Parts::find().map_err(|error| Failure::new(error.to_string()))?.proxy;
-    Ok(DeviceSpec { gpu: gpu.to_string(), program })
+    Ok(DeviceSpec { gpu: gpu.to_string(), program, keep: keep.0 })
 }
 
 fn ask(under: &Path, what: Ask) -> Result<Answer, Failure> {
@@ -377,7 +380,10 @@ fn told(status: &Status) -> String {
         Size(status.through)
     );
     if status.moved > 0 {
-        text += &format!("to devices  {}\n", Size(status.moved));
+        text += &format!("to devices  {}, {} back\n", Size(status.moved), Size(status.back));
+    }
+    if let Some(device) = &status.device {
+        text += &told_of_device(device);
     }
     if status.waited > 0 {
         text += &format!("waits       {} writes, {} now\n", status.waited, status.waiting);
@@ -392,6 +398,22 @@ fn told(status: &Status) -> String {
     let more = status.stuck_files.saturating_sub(status.stuck.len() as u64);
     if more > 0 {
         text += &format!("and {more} more files\n");
+    }
+    text
+}
+
+fn told_of_device(device: &DeviceStatus) -> String {
+    let mut text = String::new();
+    if device.gone {
+        text += "device      its holder has ended\n";
+    } else if let Some(free) = device.free {
+        text += &format!("device      {} free, {} to stay so\n", Size(free), Size(device.keep));
+    }
+    if device.wanted > 0 {
+        text += &format!("programs    wait for {} of the device\n", Size(device.wanted));
+    }
+    if device.late > 0 {
+        text += &format!("unanswered  {} orders to the device's holder\n", device.late);
     }
     text
 }

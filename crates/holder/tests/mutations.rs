@@ -1,7 +1,7 @@
 //! Messages that were changed on their way are refused, or have one encoding.
 #![forbid(unsafe_code)]
 
-use kedge_holder::{Answer, Order, PART, SLOTS};
+use kedge_holder::{Answer, Order, PART, Plea, SLOTS};
 use kedge_wire::{Text, Wire, decode, encode};
 
 fn encoded(message: &impl Wire) -> Vec<u8> {
@@ -19,11 +19,14 @@ fn one<T: Wire>(bytes: &[u8]) -> Option<T> {
 
 fn samples() -> Vec<Vec<u8>> {
     vec![
-        encoded(&Order::Hello { version: 2, daemon: 7 }),
+        encoded(&Order::Hello { version: 3, daemon: 7, keep: 1 << 30 }),
         encoded(&Order::Put { slot: 7, place: 300 }),
         encoded(&Order::Get { place: 5, slot: 0, offset: 4096, length: 1 << 20 }),
         encoded(&Order::Free { place: 1 }),
         encoded(&Order::End {}),
+        encoded(&Order::Look {}),
+        encoded(&Plea::Room { version: 3, bytes: 80 << 20 }),
+        encoded(&Answer::Stands { free: 5 << 30, wanted: 0 }),
         encoded(&Answer::Holder { number: u64::MAX - 1, places: 256 }),
         encoded(&Answer::Done {}),
         encoded(&Answer::Full {}),
@@ -40,7 +43,7 @@ fn changed_messages_are_refused_or_have_one_encoding() {
         state ^= state << 17;
         (state >> 11) as usize % below
     };
-    let (mut orders, mut answers) = (0, 0);
+    let (mut orders, mut answers, mut pleas) = (0, 0, 0);
     for sample in samples() {
         for round in 0..4000 {
             let mut bytes = sample.clone();
@@ -60,9 +63,11 @@ fn changed_messages_are_refused_or_have_one_encoding() {
                 orders += 1;
             }
             answers += u32::from(one::<Answer>(&bytes).is_some());
+            pleas += u32::from(one::<Plea>(&bytes).is_some());
         }
     }
-    assert!(orders > 100 && answers > 100, "hardly any were decoded: {orders}, {answers}");
+    let least = orders.min(answers).min(pleas);
+    assert!(least > 100, "hardly any were decoded: {orders}, {answers}, {pleas}");
 }
 
 #[test]
@@ -79,6 +84,7 @@ fn orders_name_what_a_holder_has() {
         (Order::Get { place: 10, slot: 0, offset: 0, length: part }, false),
         (Order::Free { place: 10 }, false),
         (Order::End {}, true),
+        (Order::Look {}, true),
     ] {
         assert_eq!(order.fits(10), fits, "{order:?}");
     }

@@ -62,7 +62,7 @@ fn bytes_of(desc: &ArrayDesc) -> u64 {
 }
 
 /// Returns what a call asks for.
-fn wants(call: &Call) -> u64 {
+pub(crate) fn wants(call: &Call) -> u64 {
     match call {
         Call::Grant { bytes, .. } => *bytes,
         Call::HandleCreate { size, .. } => *size,

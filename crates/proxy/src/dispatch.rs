@@ -3,9 +3,10 @@
 mod modules;
 
 use crate::away::Away;
-use crate::charge::{Arrays, Ends};
+use crate::charge::{Arrays, Ends, wants};
 use crate::host::ProxyHost;
 use crate::record::{Record, Step, asking};
+use crate::room::Wish;
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
 use kedge_control::sharing::What;
@@ -24,6 +25,8 @@ use std::sync::atomic::Ordering;
 
 /// CU_LIMIT_MALLOC_HEAP_SIZE: it and those before it, of stacks and printf, programs rely on.
 const LAST_OF_MEMORY: u32 = 2;
+/// What a GPU needs for a context, with some to spare.
+const CONTEXT_BYTES: u64 = 512 << 20;
 
 pub(crate) struct Dispatcher {
     backend: Arc<dyn Backend>,
@@ -32,6 +35,8 @@ pub(crate) struct Dispatcher {
     streams: HashMap<StreamId, CtxId>,
     graphs: HashMap<GraphExecId, CtxId>,
     pub(crate) contexts: Vec<CtxId>,
+    /// On which device each context is.
+    devices: HashMap<CtxId, u32>,
     shared: SharedMemory,
     pub(crate) sharing: Sharing,
     pub(crate) record: Record,
@@ -64,6 +69,7 @@ impl Dispatcher {
             streams: HashMap::new(),
             graphs: HashMap::new(),
             contexts: Vec::new(),
+            devices: HashMap::new(),
             shared: SharedMemory::default(),
             record: Record::default(),
             away: None,
@@ -236,6 +242,7 @@ impl Dispatcher {
 
     fn forget_context(&mut self, ctx: CtxId) {
         self.contexts.retain(|other| *other != ctx);
+        self.devices.remove(&ctx);
         self.streams.retain(|_, owner| *owner != ctx);
         self.graphs.retain(|_, owner| *owner != ctx);
         self.sharing.context_ends(ctx);
@@ -381,12 +388,34 @@ impl Dispatcher {
     /// the handle of a texture.
     fn make(&mut self, call: Call) -> Result<u64, CuError> {
         self.charge(&call)?;
-        let made = self.make_it(&call);
+        let mut made = self.make_it(&call);
+        if made == Err(CuError::OUT_OF_MEMORY)
+            && let Some(mut wish) = self.wish(&call)
+        {
+            while made == Err(CuError::OUT_OF_MEMORY) && wish.make() {
+                made = self.make_it(&call);
+            }
+        }
         self.called(&call, made.is_ok());
         if let Ok(made) = made {
             self.record.call(call, made);
         }
         made
+    }
+
+    /// Returns the room that a call needs, where caches may have memory of its device.
+    fn wish(&self, call: &Call) -> Option<Wish> {
+        let of = |ctx: &CtxId| self.devices.get(ctx).copied();
+        let (device, bytes) = match call {
+            Call::CtxCreate { device, .. } => (Some(*device), CONTEXT_BYTES),
+            Call::Grant { device, bytes, .. } => (Some(*device), *bytes),
+            Call::HandleCreate { device, size, .. } => (Some(*device), *size),
+            Call::ArrayCreate { ctx, .. } | Call::MipmapCreate { ctx, .. } => {
+                (of(ctx), wants(call))
+            }
+            _ => return None,
+        };
+        Some(Wish::new(self.backend.shared_as(device?)?, bytes))
     }
 
     fn make_it(&mut self, call: &Call) -> Result<u64, CuError> {
@@ -395,6 +424,7 @@ impl Dispatcher {
             Call::CtxCreate { ctx, device, legacy } => {
                 backend.create_context(*ctx, *device, *legacy)?;
                 self.contexts.push(*ctx);
+                self.devices.insert(*ctx, *device);
                 self.streams.insert(*legacy, *ctx);
                 0
             }

@@ -44,6 +44,7 @@ mod record;
 mod remedy;
 pub mod remote;
 mod restore;
+mod room;
 mod saved;
 mod serve;
 mod shared;

@@ -1,11 +1,11 @@
 //! A holder of device memory does what a cache asks, on a software device.
 
-use kedge_holder::{Answer, Order, PART, SLOTS, VERSION};
+use kedge_holder::{Answer, Order, PART, Plea, SLOTS, UNSHARED, VERSION, room_name, rooms_of};
 use kedge_socket::{Channel, SocketError};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -23,10 +23,21 @@ struct Held {
 
 impl Held {
     fn start(name: &str, bytes: u64) -> Held {
+        Held::start_on(name, bytes, None)
+    }
+
+    /// The same, on a device of so much memory that others share.
+    fn start_on(name: &str, bytes: u64, shared: Option<u64>) -> Held {
         let folder = std::env::temp_dir().join(format!("kedge-{name}-{}", std::process::id()));
         fs::create_dir(&folder).expect("a folder");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"));
         command.args(["--gpu", "soft", "--hold-bytes", &bytes.to_string(), "--hold"]);
+        if let Some(shared) = shared {
+            let ledger = folder.join("ledger");
+            fs::create_dir(&ledger).expect("a folder");
+            fs::write(ledger.join("bytes"), shared.to_string()).expect("a file");
+            command.env("KEDGE_SOFT_LEDGER", ledger);
+        }
         command.arg(folder.join("socket")).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a holder");
         let mut line = String::new();
@@ -34,6 +45,27 @@ impl Held {
         let held = Held { child, folder };
         assert_eq!(line, "ready\n");
         held
+    }
+
+    /// Where it is asked for room.
+    fn doors(&self) -> Vec<PathBuf> {
+        let ledger = fs::metadata(self.folder.join("ledger")).expect("a folder");
+        let mut device = [0; 16];
+        device[..8].copy_from_slice(&ledger.dev().to_le_bytes());
+        device[8..].copy_from_slice(&ledger.ino().to_le_bytes());
+        let name = room_name(&device);
+        let entries = fs::read_dir(rooms_of(rustix::process::geteuid().as_raw()));
+        let entries = entries.expect("the folder").flatten();
+        let own = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&name));
+        own.map(|entry| entry.path()).collect()
+    }
+
+    /// Asks for room as a program's proxy does.
+    fn plead(&self, bytes: u64) -> Channel {
+        let [door] = &self.doors()[..] else { panic!("it has one door") };
+        let channel = Channel::new(OwnedFd::from(UnixStream::connect(door).expect("it is open")));
+        channel.send(&Plea::Room { version: VERSION, bytes }, &[], LIMIT).expect("sent");
+        channel
     }
 
     fn connect(&self) -> Channel {
@@ -47,8 +79,12 @@ impl Held {
     }
 
     fn greet_as(&self, daemon: u64) -> (Channel, u64, File) {
+        self.greet_keeping(daemon, 0)
+    }
+
+    fn greet_keeping(&self, daemon: u64, keep: u64) -> (Channel, u64, File) {
         let channel = self.connect();
-        channel.send(&Order::Hello { version: VERSION, daemon }, &[], LIMIT).expect("sent");
+        channel.send(&Order::Hello { version: VERSION, daemon, keep }, &[], LIMIT).expect("sent");
         let (answer, mut fds) = channel.receive::<Answer>(LIMIT).expect("an answer");
         let Answer::Holder { number, places: PLACES } = answer else { panic!("{answer:?}") };
         (channel, number, File::from(fds.pop().expect("the slots")))
@@ -59,6 +95,10 @@ impl Drop for Held {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if self.folder.join("ledger").exists() {
+            // A holder that is killed leaves it to the next one.
+            self.doors().iter().for_each(|door| drop(fs::remove_file(door)));
+        }
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -143,7 +183,7 @@ fn a_daemon_uses_slots_once_nothing_of_the_one_before_does() {
     let held = Held::start("before", u64::from(PLACES) * PART);
     let (first, ..) = held.greet_as(1);
     let second = held.connect();
-    second.send(&Order::Hello { version: VERSION, daemon: 2 }, &[], LIMIT).expect("sent");
+    second.send(&Order::Hello { version: VERSION, daemon: 2, keep: 0 }, &[], LIMIT).expect("sent");
     let early = second.receive::<Answer>(Duration::from_millis(200));
     assert!(matches!(early, Err(SocketError::TimedOut { .. })), "{early:?}");
     assert_eq!(ask(&first, Order::Free { place: 0 }), Answer::Done {});
@@ -162,7 +202,7 @@ fn what_is_no_order_is_refused_and_harms_nobody() {
     // Neither without a greeting, nor in another version, nor of what is not there.
     refused(ask(&stranger, Order::End {}));
     refused(ask(&stranger, Order::Put { slot: 0, place: 0 }));
-    refused(ask(&stranger, Order::Hello { version: VERSION + 1, daemon: 1 }));
+    refused(ask(&stranger, Order::Hello { version: VERSION + 1, daemon: 1, keep: 0 }));
     refused(ask(&good, Order::Put { slot: SLOTS, place: 0 }));
     refused(ask(&good, Order::Put { slot: 0, place: PLACES }));
     refused(ask(&good, Order::Get { place: 0, slot: 0, offset: 1, length: PART as u32 }));
@@ -221,4 +261,75 @@ fn a_holder_that_nobody_waits_for_ends() {
     assert!(!child.wait().expect("its end").success());
     assert!(!socket.exists(), "it would be looked for there");
     fs::remove_dir_all(&folder).expect("a folder");
+}
+
+#[test]
+fn no_holder_has_another_one_s_number() {
+    let (one, other) = (Held::start("one", PART * 6), Held::start("other", PART * 6));
+    assert_ne!(one.greet().1, other.greet().1, "a journal would find another one's places");
+}
+
+#[test]
+fn it_keeps_free_what_is_to_stay_so() {
+    let held = Held::start_on("keeps", u64::from(PLACES) * PART, Some(6 * PART));
+    let (channel, _, slots) = held.greet_keeping(1, 2 * PART + 1);
+    for place in 0..3 {
+        put(&channel, &slots, 0, place, &part(place.into()));
+    }
+    assert_eq!(ask(&channel, Order::Put { slot: 0, place: 3 }), Answer::Full {});
+    assert_eq!(ask(&channel, Order::Put { slot: 0, place: 0 }), Answer::Done {}, "it has memory");
+    let stands = ask(&channel, Order::Look {});
+    assert_eq!(stands, Answer::Stands { free: 3 * PART, wanted: 0 });
+    // A later daemon may be told to keep less.
+    drop(channel);
+    let (channel, _, slots) = held.greet_keeping(2, 0);
+    put(&channel, &slots, 0, 3, &part(3));
+    // Where nobody else has the device's memory, nothing is kept.
+    let alone = Held::start("keepsnone", u64::from(PLACES) * PART);
+    let (channel, _, slots) = alone.greet_keeping(1, 1 << 50);
+    put(&channel, &slots, 0, 0, &part(0));
+    let stands = ask(&channel, Order::Look {});
+    assert_eq!(stands, Answer::Stands { free: UNSHARED, wanted: 0 });
+}
+
+#[test]
+fn room_is_made_for_one_that_asks() {
+    let held = Held::start_on("room", u64::from(PLACES) * PART, Some(6 * PART));
+    let (channel, _, slots) = held.greet();
+    for place in 0..4 {
+        put(&channel, &slots, 0, place, &part(place.into()));
+    }
+    let told = |plea: &Channel| plea.receive::<Answer>(LIMIT).expect("an answer").0;
+    assert_eq!(told(&held.plead(2 * PART)), Answer::Done {}, "there is room");
+    assert_eq!(told(&held.plead(7 * PART)), Answer::Full {}, "the device has not so much");
+    let plea = held.plead(4 * PART);
+    wait(|| ask(&channel, Order::Look {}) == Answer::Stands { free: 2 * PART, wanted: 4 * PART });
+    assert_eq!(ask(&channel, Order::Put { slot: 0, place: 4 }), Answer::Full {}, "others need it");
+    for place in [1, 3] {
+        assert_eq!(ask(&channel, Order::Free { place }), Answer::Done {});
+    }
+    assert_eq!(told(&plea), Answer::Done {});
+    let answer = ask(&channel, Order::Put { slot: 0, place: 1 });
+    assert_eq!(answer, Answer::Full {}, "whoever asked has not taken it yet");
+    assert!(get(&channel, &slots, 0, 2, (0, PART as u32)) == part(2));
+    // One that has gone waits for nothing.
+    drop(held.plead(6 * PART));
+    wait(|| ask(&channel, Order::Look {}) == Answer::Stands { free: 4 * PART, wanted: 0 });
+    wait(|| ask(&channel, Order::Put { slot: 0, place: 1 }) == (Answer::Done {}));
+    // Without a daemon nobody makes room.
+    drop(channel);
+    assert_eq!(told(&held.plead(6 * PART)), Answer::Full {});
+    let (channel, ..) = held.greet_as(2);
+    assert_eq!(ask(&channel, Order::End {}), Answer::Done {});
+    assert!(held.doors().is_empty(), "programs would ask there");
+}
+
+fn wait(done: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if done() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come");
 }

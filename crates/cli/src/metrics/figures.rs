@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::prometheus::Figures;
 use crate::usage::Processes;
-use kedge_cache::control::{self, Status};
+use kedge_cache::control::{self, DeviceStatus, Status};
 use kedge_supervisor::jobs::{JobName, Jobs, Meta, State};
 
 /// Returns the figures of this moment.
@@ -107,9 +107,45 @@ fn add_cache(figures: &mut Figures, cache: &Status) {
     let moved = (vec![under()], cache.moved as f64);
     let help = "What moved from host memory to a device.";
     figures.add("kedge_cache_moved_bytes_total", "counter", help, moved);
+    let back = (vec![under()], cache.back as f64);
+    let help = "What moved from a device back to host memory.";
+    figures.add("kedge_cache_moved_back_bytes_total", "counter", help, back);
+    if let Some(device) = &cache.device {
+        add_cache_device(figures, under(), device);
+    }
     let waited = (vec![under()], cache.waited as f64);
     let help = "Writes that had to wait for room.";
     figures.add("kedge_cache_waits_total", "counter", help, waited);
+}
+
+fn add_cache_device(figures: &mut Figures, under: (&'static str, String), device: &DeviceStatus) {
+    let gauges = [
+        (
+            "kedge_cache_device_up",
+            "Whether the process that holds a cache's device memory is there.",
+            Some(u64::from(!device.gone)),
+        ),
+        ("kedge_cache_device_free_bytes", "Free memory of a cache's device.", device.free),
+        (
+            "kedge_cache_device_keep_bytes",
+            "Memory of a cache's device that is to stay free.",
+            Some(device.keep),
+        ),
+        (
+            "kedge_cache_device_wanted_bytes",
+            "Memory of a cache's device that programs wait for.",
+            Some(device.wanted),
+        ),
+        (
+            "kedge_cache_device_late_orders",
+            "Orders to the holder of a cache's device memory that were not answered in time.",
+            Some(device.late),
+        ),
+    ];
+    for (name, help, value) in gauges {
+        let Some(value) = value else { continue };
+        figures.add(name, "gauge", help, (vec![under.clone()], value as f64));
+    }
 }
 
 fn add_usage(figures: &mut Figures, meta: &Meta, processes: &Processes) {

@@ -4,7 +4,7 @@ use super::slots::LENGTH;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{SHARED_BASE, device_base};
 use kedge_device::{Backend, Done, Host};
-use kedge_holder::PART;
+use kedge_holder::{PART, UNSHARED};
 use kedge_protocol::{Copy3d, CtxId, OutputTarget, Shape, StreamId, StreamOp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -47,9 +47,19 @@ type Tell = Sender<Result<(), CuError>>;
 
 /// What the thread that has the device is asked.
 enum Task {
-    Put { from: u64, place: u32, tell: Tell },
+    Put { from: u64, place: u32, keep: u64, tell: Tell },
     Get { place: u32, offset: u64, to: u64, length: u64, tell: Tell },
     Free { place: u32, tell: Tell },
+    Stands { tell: Sender<Result<Stands, CuError>> },
+}
+
+/// How a device stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stands {
+    /// Bytes that are free; [`UNSHARED`] where no other process can have them.
+    pub(super) free: u64,
+    /// Bytes of it that are held.
+    pub(super) held: u64,
 }
 
 /// The places of a device: one thread has it, as its contract asks; what it is asked waits for the
@@ -88,12 +98,22 @@ impl Memory {
         told.recv().unwrap_or(Err(CuError::UNKNOWN))
     }
 
-    /// Copies a part from the slot at `from` to a place.
+    /// Copies a part from the slot at `from` to a place. `keep` bytes of the device stay free.
     ///
     /// # Errors
     /// OUT_OF_MEMORY if the device has none for it; what it failed with.
-    pub(super) fn put(&self, from: u64, place: u32) -> Result<(), CuError> {
-        self.ask(|tell| Task::Put { from, place, tell })
+    pub(super) fn put(&self, from: u64, place: u32, keep: u64) -> Result<(), CuError> {
+        self.ask(|tell| Task::Put { from, place, keep, tell })
+    }
+
+    /// Returns how the device stands.
+    ///
+    /// # Errors
+    /// What it failed with.
+    pub(super) fn stands(&self) -> Result<Stands, CuError> {
+        let (tell, told) = mpsc::channel();
+        self.0.send(Task::Stands { tell }).map_err(|_| CuError::UNKNOWN)?;
+        told.recv().unwrap_or(Err(CuError::UNKNOWN))
     }
 
     /// Copies bytes of a place, from `offset` on, to the slot at `to`.
@@ -157,7 +177,7 @@ impl Device {
     fn work(mut self, tasks: &Receiver<Task>) {
         while let Ok(task) = tasks.recv() {
             match task {
-                Task::Put { from, place, tell } => match self.grant(place) {
+                Task::Put { from, place, keep, tell } => match self.grant(place, keep) {
                     Ok(()) => self.copy(PUTS, place, (from, address(place)), PART, tell),
                     refused => answer(&tell, refused),
                 },
@@ -167,13 +187,28 @@ impl Device {
                 // The device would fail for good.
                 Task::Get { tell, .. } => answer(&tell, Err(CuError::INVALID_VALUE)),
                 Task::Free { place, tell } => answer(&tell, self.give_back(place)),
+                Task::Stands { tell } => {
+                    // Who asked has gone with its connection.
+                    let _ = tell.send(self.stands());
+                }
             }
         }
     }
 
-    fn grant(&mut self, place: u32) -> Result<(), CuError> {
+    fn stands(&self) -> Result<Stands, CuError> {
+        let free = match self.backend.shared_as(0) {
+            Some(_) => self.backend.free_memory(0)?,
+            None => UNSHARED,
+        };
+        Ok(Stands { free, held: self.granted.len() as u64 * PART })
+    }
+
+    fn grant(&mut self, place: u32, keep: u64) -> Result<(), CuError> {
         if self.granted.contains(&place) {
             return Ok(());
+        }
+        if self.stands()?.free < keep.saturating_add(PART) {
+            return Err(CuError::OUT_OF_MEMORY);
         }
         self.backend.grant(0, address(place), PART)?;
         if self.exact

@@ -4,6 +4,7 @@
 //! keeps no list of what is where: the daemon's journal has that.
 
 mod memory;
+mod rooms;
 mod slots;
 
 use crate::backend::{self, BackendConfig, BuildError};
@@ -14,7 +15,8 @@ use kedge_holder::{Answer, Order, PART, VERSION};
 use kedge_protocol::DeviceChoice;
 use kedge_socket::{Channel, SocketError, address, is_own_user};
 use kedge_wire::Text;
-use memory::{Memory, MemoryHost};
+use memory::{Memory, MemoryHost, Stands};
+use rooms::{Door, Rooms};
 use slots::Slots;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -23,7 +25,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,12 +78,19 @@ struct Holder {
     number: u64,
     places: u32,
     slots: Slots,
-    memory: Memory,
+    memory: Arc<Memory>,
+    /// The name of the device, where other programs have memory of it.
+    device: Option<[u8; 16]>,
+    rooms: Arc<Rooms>,
+    /// Bytes of the device that stay free for other programs.
+    keep: AtomicU64,
     socket: PathBuf,
     /// Locked as long as the socket is this holder's.
     lock: File,
     connections: AtomicUsize,
     daemon: Daemon,
+    /// Where it is asked for room.
+    door: Mutex<Option<Door>>,
 }
 
 /// Whose orders are at work: one daemon's at a time, as slots are used by one.
@@ -93,6 +102,11 @@ struct Daemon {
 }
 
 impl Daemon {
+    /// Returns whether a daemon is there.
+    fn is_there(&self) -> bool {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).1 > 0
+    }
+
     /// Lets a connection of a daemon in, once those of other daemons have ended. `None` if they do
     /// not within [`BEFORE`].
     fn enter(&self, daemon: u64) -> Option<Attended<'_>> {
@@ -148,9 +162,11 @@ pub fn serve(
     // One before it may have left it, which has ended: the lock says so.
     let _ = fs::remove_file(&hold.socket);
     let listener = address::listen(&hold.socket).map_err(failed)?;
+    holder.open_door();
     if let Err(source) = ready() {
         // Whoever started it has gone, and nobody would know of it.
         let _ = fs::remove_file(&hold.socket);
+        holder.close_door();
         return Err(HoldError::System {
             what: "tell who waits for",
             path: hold.socket.clone(),
@@ -197,14 +213,52 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
     let exact = device.exact;
     let failed = |source| HoldError::System { what: "map", path: "slots".into(), source };
     let slots = Slots::new().map_err(failed)?;
-    let memory = Memory::start(backend.start(), exact).map_err(HoldError::Use)?;
+    let backend = backend.start();
+    let name = backend.shared_as(0);
+    let memory = Arc::new(Memory::start(backend, exact).map_err(HoldError::Use)?);
     let number = RandomState::new().build_hasher().finish();
     let (socket, connections) = (hold.socket.clone(), AtomicUsize::new(0));
     let (lock, daemon) = (take(&hold.socket)?, Daemon::default());
-    Ok(Holder { number, places, slots, memory, socket, lock, connections, daemon })
+    Ok(Holder {
+        number,
+        places,
+        slots,
+        memory,
+        device: name,
+        rooms: Arc::default(),
+        keep: AtomicU64::new(0),
+        socket,
+        lock,
+        connections,
+        daemon,
+        door: Mutex::default(),
+    })
 }
 
 impl Holder {
+    /// Has other programs ask for room of the device. Without that it only keeps what is to stay
+    /// free.
+    fn open_door(self: &Arc<Holder>) {
+        let Some(device) = self.device else { return };
+        let opened = rooms::open(&device, self.number).and_then(|(door, listener)| {
+            *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
+            let own = self.clone();
+            thread::Builder::new().name("rooms".into()).spawn(move || {
+                let there = own.clone();
+                let attended = move || there.daemon.is_there();
+                rooms::attend(&listener, &own.rooms, &own.memory, attended);
+            })
+        });
+        if let Err(error) = opened {
+            let _ = writeln!(io::stderr(), "kedge-holder: programs cannot ask for room: {error}");
+            self.close_door();
+        }
+    }
+
+    fn close_door(&self) {
+        drop(self.door.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     /// Does what comes by one connection, until that ends.
     fn attend(&self, stream: UnixStream) {
         let channel = Channel::new(OwnedFd::from(stream));
@@ -221,7 +275,7 @@ impl Holder {
             let (order, _) = channel.receive::<Order>(FOREVER)?;
             let greeted = attended.is_some();
             match order {
-                Order::Hello { version: VERSION, daemon } if !greeted => {
+                Order::Hello { version: VERSION, daemon, keep } if !greeted => {
                     attended = self.daemon.enter(daemon);
                     if attended.is_none() {
                         let why = "what another daemon has asked is not over".to_owned();
@@ -229,12 +283,14 @@ impl Holder {
                         channel.send(&answer, &[], SEND_LIMIT)?;
                         continue;
                     }
+                    self.keep.store(keep, Ordering::Relaxed);
                     let answer = Answer::Holder { number: self.number, places: self.places };
                     channel.send(&answer, &[self.slots.file()], SEND_LIMIT)?;
                     continue;
                 }
                 Order::End {} if greeted => {
                     let _ = fs::remove_file(&self.socket);
+                    self.close_door();
                     // The next one may come before this process has ended.
                     let _ = self.lock.unlock();
                     let _ = channel.send(&Answer::Done {}, &[], SEND_LIMIT);
@@ -254,7 +310,16 @@ impl Holder {
     /// Does what an order that fits asks for.
     fn done(&self, order: &Order) -> Answer {
         let result = match *order {
-            Order::Put { slot, place } => self.memory.put(self.slots.address(slot), place),
+            Order::Put { .. } if self.rooms.rest() => Err(CuError::OUT_OF_MEMORY),
+            Order::Put { slot, place } => {
+                self.memory.put(self.slots.address(slot), place, self.keep.load(Ordering::Relaxed))
+            }
+            Order::Look {} => match self.memory.stands() {
+                Ok(Stands { free, .. }) => {
+                    return Answer::Stands { free, wanted: self.rooms.wanted() };
+                }
+                Err(error) => Err(error),
+            },
             Order::Get { place, slot, offset, length } => {
                 self.memory.get(place, offset.into(), self.slots.address(slot), length.into())
             }
