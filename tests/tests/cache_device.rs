@@ -336,13 +336,14 @@ fn a_kill_while_the_cache_gives_way_loses_nothing_that_was_acknowledged() {
         let options = [&tiers[..], &["--host-free", "64M", "--fsync", "memory"]].concat();
         let Some(mut cached) = shared(name, &options, "") else { return };
         let held = cached.world.0.join("held");
-        fs::write(&held, "").expect("a file");
         cached.fault = Some(format!("slow={},back={}", 2 * MIB, held.display()));
         cached.begin();
         let (kept, lost) = (bytes(1, 20 * MIB), bytes(2, 40 * MIB));
         let acknowledged = File::create(cached.under.join("kept")).expect("a file");
         acknowledged.write_all_at(&kept, 0).expect("absorbed");
         acknowledged.sync_all().expect("in memory");
+        // From now on every move back is held; fsync itself moves parts back.
+        fs::write(&held, "").expect("a file");
         let file = File::create(cached.under.join("lost")).expect("a file");
         file.write_all_at(&lost, 0).expect("absorbed");
         wait_for("nothing moves", || on_device(&cached) >= 16 * MIB as u64);
