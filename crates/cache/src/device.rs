@@ -59,6 +59,14 @@ struct Lines {
     all: usize,
 }
 
+/// Why there is no answer to an order.
+#[derive(Debug)]
+struct Failure {
+    error: io::Error,
+    /// Whether the holder may have the order, and do it later.
+    asked: bool,
+}
+
 /// Places that nothing is in.
 #[derive(Debug)]
 struct Free {
@@ -117,10 +125,16 @@ impl Place {
     /// # Errors
     /// If the holder says so; or does not answer, and the place stays taken until it does.
     pub(crate) fn put(&self, part: &[u8]) -> io::Result<bool> {
-        match self.device.put(self.number, part).inspect_err(|_| self.keep())? {
-            Answer::Done {} => Ok(true),
-            Answer::Full {} => Ok(false),
-            other => Err(refused(other)),
+        match self.device.put(self.number, part) {
+            Ok(Answer::Done {}) => Ok(true),
+            Ok(Answer::Full {}) => Ok(false),
+            Ok(other) => Err(refused(other)),
+            Err(failure) => {
+                if failure.asked {
+                    self.keep();
+                }
+                Err(failure.error)
+            }
         }
     }
 
@@ -346,15 +360,16 @@ impl Device {
         &self,
         place: Option<u32>,
         work: impl FnOnce(&Line) -> Result<R, SocketError>,
-    ) -> io::Result<R> {
+    ) -> Result<R, Failure> {
+        let unasked = |error| Err(Failure { error, asked: false });
         let mut lines = lock(&self.lines);
-        let mut line = loop {
-            if self.is_gone() || lines.all == 0 {
-                return Err(io::Error::other("the holder of the device's memory has ended"));
+        let line = loop {
+            if self.is_gone() {
+                return unasked(io::Error::other("the holder of the device's memory has ended"));
             }
             if lines.late.len() == lines.all {
                 let why = "the holder of the device's memory does not answer";
-                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                return unasked(io::Error::new(io::ErrorKind::TimedOut, why));
             }
             match lines.idle.pop() {
                 Some(line) => break line,
@@ -364,82 +379,65 @@ impl Device {
         drop(lines);
         let result = work(&line);
         match &result {
-            Ok(_) => self.give_line(Some(line)),
+            Ok(_) => self.give_line(line),
             // The holder may still use the slot.
-            Err(SocketError::TimedOut { .. }) => {
-                lock(&self.lines).late.push(Late { line, place });
-                self.idle.notify_all();
-            }
-            Err(_) => {
-                let channel = self.connect_again();
-                self.give_line(channel.map(|channel| {
-                    line.channel = channel;
-                    line
-                }));
-            }
+            Err(SocketError::TimedOut { .. }) => self.set_aside(Late { line, place }),
+            Err(_) => self.connect_again(line),
         }
-        result.map_err(io::Error::other)
+        result.map_err(|error| Failure { error: io::Error::other(error), asked: true })
     }
 
-    /// Connects anew where a connection has ended. `None` if that cannot be: the holder is gone, or
-    /// takes no more.
-    fn connect_again(&self) -> Option<Channel> {
+    /// Connects a line anew whose connection has ended. If the holder takes none just now, that is
+    /// tried again with late orders.
+    fn connect_again(&self, line: Line) {
         match greet(&self.socket, self.daemon, self.keep) {
-            Ok(greeting) if greeting.number == self.number => Some(greeting.channel),
-            Err(error) if !is_nobody(&error) => None,
-            _ => {
-                self.gone.store(true, Ordering::SeqCst);
-                None
+            Ok(greeting) if greeting.number == self.number => {
+                return self.give_line(Line { channel: greeting.channel, ..line });
             }
+            Err(error) if !is_nobody(&error) => {}
+            _ => self.gone.store(true, Ordering::SeqCst),
         }
+        self.set_aside(Late { line, place: None });
     }
 
-    /// Has a line be used by others, or by nobody any more.
-    fn give_line(&self, line: Option<Line>) {
-        let mut lines = lock(&self.lines);
-        match line {
-            Some(line) => {
-                lines.idle.push(line);
-                drop(lines);
-                self.idle.notify_one();
-            }
-            None => {
-                lines.all -= 1;
-                drop(lines);
-                self.idle.notify_all();
-            }
-        }
+    /// Has a line be used by others.
+    fn give_line(&self, line: Line) {
+        lock(&self.lines).idle.push(line);
+        self.idle.notify_one();
+    }
+
+    /// Has a line be used by nobody before it is looked at again.
+    fn set_aside(&self, late: Late) {
+        lock(&self.lines).late.push(late);
+        self.idle.notify_all();
     }
 
     /// Uses lines again whose orders are over by now.
     pub(crate) fn take_late(&self) {
-        let mut at = 0;
-        loop {
+        // Those that are set aside meanwhile come last.
+        let (mut at, count) = (0, lock(&self.lines).late.len());
+        for _ in 0..count {
             let mut lines = lock(&self.lines);
             let Some(late) = lines.late.get(at) else { return };
-            let place = late.place;
             match late.line.channel.receive::<Answer>(GLANCE) {
                 Err(SocketError::TimedOut { .. }) => at += 1,
                 over => {
-                    let mut line = lines.late.swap_remove(at).line;
+                    let Late { line, place } = lines.late.remove(at);
                     drop(lines);
-                    if over.is_ok() {
-                        // Whoever asked has given the place up.
-                        lock(&self.free).warm.extend(place);
-                        self.give_line(Some(line));
-                        continue;
+                    match over {
+                        Ok(_) => {
+                            // Whoever asked has given the place up.
+                            lock(&self.free).warm.extend(place);
+                            self.give_line(line);
+                        }
+                        Err(_) => self.connect_again(line),
                     }
-                    let channel = self.connect_again();
-                    self.give_line(channel.map(|channel| {
-                        line.channel = channel;
-                        line
-                    }));
                 }
             }
         }
     }
 
-    fn put(&self, place: u32, part: &[u8]) -> io::Result<Answer> {
+    fn put(&self, place: u32, part: &[u8]) -> Result<Answer, Failure> {
         lock(&self.free).last_put = Some(Instant::now());
         self.with_line(Some(place), |Line { channel, slot }| {
             self.slots.write_all_at(part, u64::from(*slot) * PART)?;
@@ -455,7 +453,8 @@ impl Device {
                 self.slots.read_exact_at(buffer, u64::from(*slot) * PART)?;
             }
             Ok(answer)
-        })?;
+        });
+        let answer = answer.map_err(|failure| failure.error)?;
         if answer == (Answer::Done {}) { Ok(()) } else { Err(refused(answer)) }
     }
 
@@ -486,7 +485,10 @@ impl Device {
                     free.warm.insert(number);
                 }
                 // It may be done later, to whatever is there by then: nothing is put there before.
-                Err(_) => {}
+                Err(Failure { asked: true, .. }) => {}
+                Err(_) => {
+                    free.warm.insert(number);
+                }
             }
         }
     }

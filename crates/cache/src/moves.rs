@@ -245,6 +245,13 @@ impl Engine {
                 return Ok(Moved::Nothing);
             };
             drop(state);
+            let has_room = |length: u64| {
+                let room = self.desk().limits.rooms()[to];
+                room.used + length + 2 * BLOCK <= room.limit
+            };
+            if !has_room(part.end - part.start) {
+                return Ok(Moved::Full);
+            }
             buffer.resize((part.end - part.start) as usize, 0);
             shadow.read_exact_at(&mut buffer, part.start)?;
             self.faults.hold(Point::Back);
@@ -261,8 +268,8 @@ impl Engine {
                 // It was written, drained or forgotten meanwhile.
                 continue;
             }
-            let room = self.desk().limits.rooms()[to];
-            if room.used + buffer.len() as u64 + 2 * BLOCK > room.limit
+            // Others may have taken it meanwhile.
+            if !has_room(buffer.len() as u64)
                 || self.keep(file, &mut state, &part, &buffer, to).is_err()
             {
                 return Ok(Moved::Full);

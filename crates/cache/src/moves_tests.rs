@@ -39,6 +39,8 @@ struct Holder {
     silent: Arc<AtomicBool>,
     /// Whether all orders wait.
     stuck: Arc<AtomicBool>,
+    /// Whether connections end at once.
+    deaf: Arc<AtomicBool>,
     /// The device's free bytes, and those that programs wait for.
     stands: Arc<Mutex<(u64, u64)>>,
 }
@@ -60,13 +62,16 @@ impl Holder {
         slots.set_len(PART * u64::from(SLOTS)).expect("a file");
         let (lines, places) = (Arc::default(), Arc::default());
         let (silent, stuck) = (Arc::default(), Arc::default());
-        let stands = Arc::new(Mutex::new((UNSHARED, 0)));
-        let holder = Holder { socket, lines, places, silent, stuck, stands };
+        let (deaf, stands) = (Arc::default(), Arc::new(Mutex::new((UNSHARED, 0))));
+        let holder = Holder { socket, lines, places, silent, stuck, deaf, stands };
         let (lines, places) = (holder.lines.clone(), holder.places.clone());
         let (silent, stuck) = (holder.silent.clone(), holder.stuck.clone());
-        let stands = holder.stands.clone();
+        let (deaf, stands) = (holder.deaf.clone(), holder.stands.clone());
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                if deaf.load(Ordering::SeqCst) {
+                    continue;
+                }
                 lock(&lines).push(stream.try_clone().expect("a stream"));
                 let (slots, places) = (slots.clone(), places.clone());
                 let (silent, stuck, stands) = (silent.clone(), stuck.clone(), stands.clone());
@@ -81,7 +86,12 @@ impl Holder {
     /// Ends it as a kill does: nobody answers any more, and what it had is gone.
     fn kill(self) {
         fs::remove_file(&self.socket).expect("its socket");
-        for line in lock(&self.lines).iter() {
+        self.hang_up();
+    }
+
+    /// Ends all connections.
+    fn hang_up(&self) {
+        for line in lock(&self.lines).drain(..) {
             let _ = line.shutdown(Shutdown::Both);
         }
     }
@@ -375,6 +385,10 @@ fn a_device_is_used_again_once_late_orders_are_over() {
     assert_eq!(free(&engine), PLACES as usize - 5, "the holder may still put something there");
     device.take_late();
     assert_eq!(free(&engine), PLACES as usize - 5);
+    // What it is not asked for does not cost the place.
+    device.take().expect("free").put(&vec![7; PART as usize]).expect_err("all are late");
+    device.give_back_free();
+    assert_eq!(free(&engine), PLACES as usize - 5);
     holder.stuck.store(false, Ordering::SeqCst);
     wait(|| {
         device.take_late();
@@ -385,6 +399,39 @@ fn a_device_is_used_again_once_late_orders_are_over() {
     engine.drain_file(&handle.file).expect("drained");
     assert!(fs::read(scratch.below("a")).expect("there") == expected);
     assert_eq!(free(&engine), PLACES as usize);
+}
+
+#[test]
+fn a_device_is_used_again_once_its_holder_takes_connections() {
+    let scratch = Scratch::new("deaf");
+    let holder = Holder::start(&scratch);
+    let engine = engine(&scratch);
+    let handle = open(&engine, &scratch.below("a"));
+    let expected = bytes(1, 9 * MIB);
+    write(&engine, &handle, 0, &expected);
+    assert_eq!(move_all(&engine), 2);
+    let (_, device) = engine.device().expect("a device");
+    holder.deaf.store(true, Ordering::SeqCst);
+    holder.hang_up();
+    for _ in 0..SLOTS {
+        device.look();
+        assert!(!device.is_gone(), "somebody listens");
+    }
+    assert_eq!(device.status().late, u64::from(SLOTS));
+    device.take_late();
+    reads(&engine, &handle).expect_err("nobody answers");
+    holder.deaf.store(false, Ordering::SeqCst);
+    device.take_late();
+    assert_eq!(device.status().late, 0);
+    assert!(reads(&engine, &handle).expect("read") == expected);
+    // The last that is heard of it may be the end of a greeting.
+    holder.deaf.store(true, Ordering::SeqCst);
+    holder.hang_up();
+    (0..SLOTS).for_each(|_| device.look());
+    holder.kill();
+    assert!(!device.is_gone());
+    device.take_late();
+    assert!(device.is_gone());
 }
 
 #[test]
