@@ -6,7 +6,7 @@ use crate::away::Away;
 use crate::charge::{Arrays, Ends, wants};
 use crate::host::ProxyHost;
 use crate::record::{Record, Step, asking};
-use crate::room::Wish;
+use crate::room::{Vain, Wish};
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
 use kedge_control::sharing::What;
@@ -37,6 +37,8 @@ pub(crate) struct Dispatcher {
     pub(crate) contexts: Vec<CtxId>,
     /// On which device each context is.
     devices: HashMap<CtxId, u32>,
+    /// Memory that caches were asked for and did not give.
+    vain: Vain,
     shared: SharedMemory,
     pub(crate) sharing: Sharing,
     pub(crate) record: Record,
@@ -70,6 +72,7 @@ impl Dispatcher {
             graphs: HashMap::new(),
             contexts: Vec::new(),
             devices: HashMap::new(),
+            vain: Vain::default(),
             shared: SharedMemory::default(),
             record: Record::default(),
             away: None,
@@ -395,6 +398,9 @@ impl Dispatcher {
             while made == Err(CuError::OUT_OF_MEMORY) && wish.make() {
                 made = self.make_it(&call);
             }
+            if made == Err(CuError::OUT_OF_MEMORY) {
+                self.vain.note(&wish);
+            }
         }
         self.called(&call, made.is_ok());
         if let Ok(made) = made {
@@ -415,7 +421,8 @@ impl Dispatcher {
             }
             _ => return None,
         };
-        Some(Wish::new(self.backend.shared_as(device?)?, bytes))
+        let device = self.backend.shared_as(device?)?;
+        (!self.vain.has(&device, bytes)).then(|| Wish::new(device, bytes))
     }
 
     fn make_it(&mut self, call: &Call) -> Result<u64, CuError> {

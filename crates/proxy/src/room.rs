@@ -2,7 +2,7 @@
 
 use kedge_holder::{Answer, Plea, ROOM_LIMIT, VERSION, room_name, rooms_of};
 use kedge_socket::{Channel, SocketError, address};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -12,51 +12,86 @@ use std::time::{Duration, Instant};
 
 /// For a question to be sent, and for an answer to come beyond the time that a holder takes.
 const PROMPT: Duration = Duration::from_secs(1);
-/// What a process had on a device is free so long after its end.
-const ENDING: Duration = Duration::from_millis(100);
+/// What a holder had on a device is free within that long after its end, and looked for so often.
+const ENDING: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_millis(50);
+/// So long after a wait in vain nobody is asked for as much, nor for more: managed memory asks for
+/// block after block.
+const VAIN: Duration = Duration::from_secs(10);
+/// One that was refused sooner has not waited.
+const SOON: Duration = Duration::from_secs(1);
 /// How often it is asked for more: an allocation may take more than its size.
 const TRIES: u32 = 3;
+
+/// What was waited for in vain.
+#[derive(Debug, Default)]
+pub(crate) struct Vain(BTreeMap<[u8; 16], (Instant, u64)>);
+
+impl Vain {
+    /// Returns whether so many bytes of a device are not to be asked for again yet.
+    pub(crate) fn has(&self, device: &[u8; 16], bytes: u64) -> bool {
+        let in_vain = |(since, least): &(Instant, u64)| bytes >= *least && since.elapsed() < VAIN;
+        self.0.get(device).is_some_and(in_vain)
+    }
+
+    /// Notes that what was wished for did not come.
+    pub(crate) fn note(&mut self, wish: &Wish) {
+        if wish.since.elapsed() >= SOON {
+            self.0.insert(wish.device, (Instant::now(), wish.least));
+        }
+    }
+}
 
 /// Room that an allocation needs.
 #[derive(Debug)]
 pub(crate) struct Wish {
     device: [u8; 16],
+    /// What it takes at least, and what is asked for.
+    least: u64,
     bytes: u64,
     tries: u32,
-    until: Instant,
+    since: Instant,
+    /// When a holder has ended that was asked: what it had goes back.
+    ended: Option<Instant>,
 }
 
 impl Wish {
     /// Begins to wish for so many bytes of a device.
     pub(crate) fn new(device: [u8; 16], bytes: u64) -> Wish {
-        Wish { device, bytes, tries: TRIES, until: Instant::now() + ROOM_LIMIT }
+        Wish { device, least: bytes, bytes, tries: TRIES, since: Instant::now(), ended: None }
     }
 
     /// Has holders of the device's memory make room. `false` if none can.
     pub(crate) fn make(&mut self) -> bool {
-        if self.tries == 0 || Instant::now() >= self.until {
-            return false;
-        }
-        let made = holders(&self.device).iter().any(|path| {
-            let left = self.until.saturating_duration_since(Instant::now());
-            match ask(path, self.bytes, left + PROMPT) {
-                // It has ended, and what it had goes back.
-                Err(SocketError::Closed) => {
-                    thread::sleep(ENDING);
-                    true
+        if self.tries > 0 && self.since.elapsed() < ROOM_LIMIT {
+            self.tries -= 1;
+            let bytes = self.bytes;
+            self.bytes = self.bytes.saturating_mul(2);
+            for path in holders(&self.device) {
+                let left = ROOM_LIMIT.saturating_sub(self.since.elapsed());
+                match ask(&path, bytes, left + PROMPT) {
+                    Ok(Answer::Done {}) => return true,
+                    Err(SocketError::Closed) => self.ended = Some(Instant::now()),
+                    _ => {}
                 }
-                answer => matches!(answer, Ok(Answer::Done {})),
             }
-        });
-        self.tries -= 1;
-        self.bytes = self.bytes.saturating_mul(2);
-        made
+        }
+        // A driver takes a while for it.
+        let goes_back = self.ended.is_some_and(|ended| ended.elapsed() < ENDING);
+        if goes_back {
+            thread::sleep(NAP);
+        }
+        goes_back
     }
 }
 
 fn ask(path: &Path, bytes: u64, limit: Duration) -> Result<Answer, SocketError> {
     let channel = Channel::new(OwnedFd::from(address::connect(path)?));
-    channel.send(&Plea::Room { version: VERSION, bytes }, &[], PROMPT)?;
+    match channel.send(&Plea::Room { version: VERSION, bytes }, &[], PROMPT) {
+        // Where too many ask, it answers before it is asked.
+        Ok(()) | Err(SocketError::Closed) => {}
+        Err(error) => return Err(error),
+    }
     Ok(channel.receive::<Answer>(limit)?.0)
 }
 
@@ -78,4 +113,25 @@ fn holders(device: &[u8; 16]) -> Vec<PathBuf> {
         found.extend(named.map(|entry| entry.path()));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_waited_for_in_vain_is_not_asked_for_again_at_once() {
+        let (one, other) = ([1; 16], [2; 16]);
+        let mut vain = Vain::default();
+        let mut wish = Wish::new(one, 100);
+        vain.note(&wish);
+        assert!(!vain.has(&one, 100), "it was refused at once");
+        wish.since -= ROOM_LIMIT;
+        wish.bytes *= 2;
+        vain.note(&wish);
+        assert!(vain.has(&one, 100) && vain.has(&one, 200));
+        assert!(!vain.has(&one, 99) && !vain.has(&other, 100));
+        vain.0.entry(one).and_modify(|(since, _)| *since -= VAIN);
+        assert!(!vain.has(&one, 100));
+    }
 }

@@ -1,5 +1,6 @@
 //! A device's memory in places, by the contract that all devices fill.
 
+use super::rooms::Rooms;
 use super::slots::LENGTH;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{SHARED_BASE, device_base};
@@ -72,11 +73,16 @@ impl Memory {
     ///
     /// # Errors
     /// What the device has against it.
-    pub(super) fn start(backend: Arc<dyn Backend>, exact: bool) -> Result<Memory, CuError> {
+    pub(super) fn start(
+        backend: Arc<dyn Backend>,
+        exact: bool,
+        rooms: Arc<Rooms>,
+    ) -> Result<Memory, CuError> {
         let (sender, tasks) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let work = move || {
-            let device = Device { backend, exact, granted: BTreeSet::new(), busy: Busy::default() };
+            let (granted, busy) = (BTreeSet::new(), Busy::default());
+            let device = Device { backend, exact, rooms, granted, busy };
             let ready = device.prepare();
             let failed = ready.is_err();
             // It waits for that.
@@ -141,6 +147,8 @@ fn address(place: u32) -> u64 {
 struct Device {
     backend: Arc<dyn Backend>,
     exact: bool,
+    /// Who else needs its memory.
+    rooms: Arc<Rooms>,
     /// The places that have memory.
     granted: BTreeSet<u32>,
     /// Copies to and from each place that are not over: its memory stays as long.
@@ -203,7 +211,12 @@ impl Device {
         Ok(Stands { free, held: self.granted.len() as u64 * PART })
     }
 
+    /// Has a place have memory for what is put there. Nothing is put while others need the device:
+    /// seen here, nothing comes between their look at what is free and this one.
     fn grant(&mut self, place: u32, keep: u64) -> Result<(), CuError> {
+        if self.rooms.rest() {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         if self.granted.contains(&place) {
             return Ok(());
         }

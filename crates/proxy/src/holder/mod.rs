@@ -215,7 +215,8 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
     let slots = Slots::new().map_err(failed)?;
     let backend = backend.start();
     let name = backend.shared_as(0);
-    let memory = Arc::new(Memory::start(backend, exact).map_err(HoldError::Use)?);
+    let rooms = Arc::<Rooms>::default();
+    let memory = Memory::start(backend, exact, rooms.clone()).map_err(HoldError::Use)?;
     let number = RandomState::new().build_hasher().finish();
     let (socket, connections) = (hold.socket.clone(), AtomicUsize::new(0));
     let (lock, daemon) = (take(&hold.socket)?, Daemon::default());
@@ -223,9 +224,9 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
         number,
         places,
         slots,
-        memory,
+        memory: Arc::new(memory),
         device: name,
-        rooms: Arc::default(),
+        rooms,
         keep: AtomicU64::new(0),
         socket,
         lock,
@@ -310,7 +311,6 @@ impl Holder {
     /// Does what an order that fits asks for.
     fn done(&self, order: &Order) -> Answer {
         let result = match *order {
-            Order::Put { .. } if self.rooms.rest() => Err(CuError::OUT_OF_MEMORY),
             Order::Put { slot, place } => {
                 self.memory.put(self.slots.address(slot), place, self.keep.load(Ordering::Relaxed))
             }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So many ask at once; others are told nothing.
+/// So many ask at once; others are refused.
 const ASKING: usize = 32;
 /// For a question to come, and an answer to be sent.
 const PROMPT: Duration = Duration::from_secs(1);
@@ -24,6 +25,9 @@ const PROMPT: Duration = Duration::from_secs(1);
 const NAP: Duration = Duration::from_millis(10);
 /// Nothing is put for so long after there was room: whoever asked takes it meanwhile.
 const REST: Duration = Duration::from_secs(1);
+
+/// How the name of a socket begins that nobody listens at yet.
+const NEW: &str = "new-";
 
 /// Who waits for room.
 #[derive(Debug, Default)]
@@ -106,17 +110,24 @@ pub(super) fn open(device: &[u8; 16], number: u64) -> io::Result<(Door, UnixList
     }
     fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
     remove_left(&folder)?;
-    let path = folder.join(format!("{}{number:016x}", room_name(device)));
-    let listener = address::listen(&path)?;
-    let door = Door(path);
+    let name = format!("{}{number:016x}", room_name(device));
+    // Others would take one for left that nobody listens at yet.
+    let mut door = Door(folder.join(format!("{NEW}{name}")));
+    let listener = address::listen(&door.0)?;
     // Programs of all users ask: what they may do with the device, its own files say.
     fs::set_permissions(&door.0, Permissions::from_mode(0o666))?;
+    let path = folder.join(name);
+    fs::rename(&door.0, &path)?;
+    door.0 = path;
     Ok((door, listener))
 }
 
 /// Removes sockets of holders that were killed.
 fn remove_left(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)?.flatten() {
+        if entry.file_name().as_bytes().starts_with(NEW.as_bytes()) {
+            continue;
+        }
         let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if address::connect(&entry.path()).is_err_and(|error| refused(&error)) {
             let _ = fs::remove_file(entry.path());
@@ -137,6 +148,8 @@ pub(super) fn attend(
         let Ok(stream) = stream else { continue };
         if rooms.asking.fetch_add(1, Ordering::SeqCst) >= ASKING {
             rooms.asking.fetch_sub(1, Ordering::SeqCst);
+            // The end of the line alone would say that the holder has ended.
+            let _ = Channel::new(OwnedFd::from(stream)).send(&Answer::Full {}, &[], PROMPT);
             continue;
         }
         let (own, memory, attended) = (rooms.clone(), memory.clone(), attended.clone());
@@ -150,7 +163,7 @@ pub(super) fn attend(
             }
         });
         if started.is_err() {
-            // Whoever came is told by the end of the line.
+            // Whoever came sees the end of the line, as if the holder had ended.
             rooms.asking.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -169,7 +182,12 @@ fn answer(
     let answer = loop {
         let Ok(stands) = memory.stands() else { break Answer::Full {} };
         if stands.free >= bytes {
-            break Answer::Done {};
+            if waits.is_some() {
+                break Answer::Done {};
+            }
+            // It is there again if nothing is put from now on.
+            waits = Some(rooms.wait(bytes));
+            continue;
         }
         let possible = version == VERSION
             && attended()
