@@ -314,10 +314,12 @@ fn other_programs_device_memory_is_not_touched() {
     assert!(on_device(&cached) <= (DEVICE - 40 * MIB) as u64);
     assert!(cached.status()["tiers"][1]["limit"].as_u64() <= Some((DEVICE - 40 * MIB) as u64));
     // A program that asks nobody takes of what is free: as much is free again.
-    let other = cached.ledger.as_ref().expect("a ledger").join("of-other");
-    let file = File::create(&other).expect("a file");
+    let ledger = cached.ledger.as_ref().expect("a ledger");
+    // Of one that nobody has locked, others say that its process has ended.
+    let file = File::create(ledger.join("other")).expect("a file");
     file.lock().expect("a lock");
     file.write_all_at(&(12 * MIB as u64).to_le_bytes(), 0).expect("a file");
+    fs::rename(ledger.join("other"), ledger.join("of-other")).expect("a file");
     wait_for("it does not give way", || on_device(&cached) <= (DEVICE - 52 * MIB) as u64);
     wait_for("as much is free again", || {
         cached.status()["device"]["free"].as_u64() >= Some(40 * MIB as u64)
