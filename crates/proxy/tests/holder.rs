@@ -256,8 +256,10 @@ fn a_holder_that_nobody_waits_for_ends() {
     let socket = folder.join("socket");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-proxy"));
     command.args(["--gpu", "soft", "--hold-bytes", &PART.to_string(), "--hold"]).arg(&socket);
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("a holder");
-    drop(child.stdout.take());
+    // It may be ready before this process goes on.
+    let (reads, said) = std::io::pipe().expect("a pipe");
+    drop(reads);
+    let mut child = command.stdout(said).spawn().expect("a holder");
     assert!(!child.wait().expect("its end").success());
     assert!(!socket.exists(), "it would be looked for there");
     fs::remove_dir_all(&folder).expect("a folder");
