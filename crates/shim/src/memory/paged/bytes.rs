@@ -21,7 +21,7 @@ pub(super) enum Way {
 }
 
 /// Operations that have been posted and not waited for. Each may be done again: nobody else uses
-/// the pages meanwhile.
+/// the pages meanwhile. Those that went with their bytes are kept without them.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     posted: Vec<StreamOp>,
@@ -30,9 +30,9 @@ pub(super) struct Moves {
 impl Moves {
     pub(super) fn copy(&mut self, view: &View, state: &mut State, pages: &Pages, way: Way) {
         for (addr, bytes, here) in state.bytes_of(pages).into_iter().flat_map(|it| view.parts(it)) {
+            let again = copy(addr, here, bytes, way);
             let sent = (way == Way::There).then(|| inline(addr, view, here, bytes)).flatten();
-            let op = sent.unwrap_or_else(|| copy(addr, here, bytes, way));
-            self.post(state, op);
+            self.post(state, sent.unwrap_or_else(|| again.clone()), again);
         }
     }
 
@@ -40,13 +40,15 @@ impl Moves {
     pub(super) fn clear(&mut self, state: &mut State, pages: &Pages) {
         for (dst, width) in state.bytes_of(pages) {
             let (pitch, value, element, height) = (width, 0, 1, 1);
-            self.post(state, StreamOp::Memset { dst, pitch, value, element, width, height });
+            let fill = StreamOp::Memset { dst, pitch, value, element, width, height };
+            self.post(state, fill.clone(), fill);
         }
     }
 
-    fn post(&mut self, state: &mut State, op: StreamOp) {
-        state.post_move(op.clone());
-        self.posted.push(op);
+    /// `again` does the same as `op` if that fails.
+    fn post(&mut self, state: &mut State, op: StreamOp, again: StreamOp) {
+        state.post_move(op);
+        self.posted.push(again);
     }
 
     /// Waits until all of it is over. What a context has failed under is done by another one's
