@@ -19,7 +19,7 @@ pub(crate) struct Device {
     pub(crate) exact: bool,
     /// Managed memory lies in its arena, and moves by pages.
     pub(crate) pages: bool,
-    /// It would do so as well.
+    /// The device can have it so, whether it is kept so or not.
     pub(crate) takes_pages: bool,
     /// Where it is: see [`ATTRIBUTE_PLACE`].
     place: i32,

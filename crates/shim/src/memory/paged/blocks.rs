@@ -197,8 +197,11 @@ impl Blocks {
 /// Whether a device takes host memory at its own addresses: a page is put there, and taken away.
 pub(super) fn takes_host_memory(device: u32) -> Result<bool, CuError> {
     let heap = MEMORY.heap(device)?;
-    let Some(alias) = heap.reserve(BLOCK_BYTES, BLOCK_BYTES, 0) else { return Ok(false) };
     let (addr, taken) = MEMORY.shared.take(PAGE)?;
+    let Some(alias) = heap.reserve(BLOCK_BYTES, BLOCK_BYTES, 0) else {
+        MEMORY.shared.put(addr, taken);
+        return Ok(false);
+    };
     let size = PAGE;
     let taken_there = call(&Call::Alias { alias, addr, size }).and_then(|()| {
         let shared = call(&Call::Share { addr: alias, size });

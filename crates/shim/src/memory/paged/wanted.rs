@@ -62,20 +62,22 @@ pub(super) fn works(device: u32) -> Result<bool, CuError> {
     Ok(found)
 }
 
-/// Managed memory is not kept by pages on a device that would take it: the log says so, once, if
-/// rights are what is missing.
+/// Managed memory is not kept by pages on a device that would take it: the log says why, once,
+/// unless the program has asked for that.
 pub(super) fn tell_why_not() {
     static TOLD: OnceLock<()> = OnceLock::new();
-    if wanted() == Wanted::SharedForWantOfRights {
-        TOLD.get_or_init(|| {
-            log::line(&format!(
-                "managed memory is the host's, and kernels reach it over the bus: with \
-                 CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1 it lies on the device that uses \
-                 it; {VARIABLE}=pages has it there all the same, and system calls on pages that \
-                 are on the device fail with EFAULT"
-            ));
-        });
-    }
+    const SHARED: &str = "managed memory is the host's, and kernels reach it over the bus";
+    TOLD.get_or_init(|| match wanted() {
+        Wanted::Shared => {}
+        Wanted::SharedForWantOfRights => log::line(&format!(
+            "{SHARED}: with CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1 it lies on the device \
+             that uses it; {VARIABLE}=pages has it there all the same, and system calls on pages \
+             that are on the device fail with EFAULT"
+        )),
+        Wanted::Pages => {
+            log::line(&format!("{SHARED}: the proxy cannot reach this process's memory here"))
+        }
+    });
 }
 
 #[cfg(test)]
