@@ -94,11 +94,6 @@ impl HostMemory {
         Seams::new(extents.into_iter().flatten().flat_map(|extent| self.seams_within(extent)))
     }
 
-    /// The seams in [addr, addr+size).
-    pub(crate) fn seams_in(&self, addr: u64, size: u64) -> Seams {
-        Seams::new(self.seams_within((addr, addr.saturating_add(size))))
-    }
-
     fn register(&self, from: u64, to: u64) -> Result<(), CuError> {
         let start = ptr::with_exposed_provenance_mut(from as usize);
         // SAFETY: pages of the shared arena or of an alias: the host keeps them mapped while
@@ -142,12 +137,13 @@ mod tests {
         let mut memory = HostMemory::new(&Arc::new(Driver::refusing()));
         memory.registered =
             Runs::from([(0x1000, (0x4000, 1)), (0x4000, (0x6000, 1)), (0x8000, (0x9000, 1))]);
-        let seams = |addr, size| memory.seams_in(addr, size);
+        let place = |addr| Place::Mapped { addr, pitch: 0, slice: 0 };
+        let line = |addr, size| Copy3d::new(place(addr), place(addr), Shape::line(size));
+        let seams = |addr, size| memory.seams(&line(addr, size));
         let at = |seams: &[u64]| Seams::new(seams.iter().copied());
         assert_eq!(seams(0x2200, 0x3000), at(&[0x4000]));
         assert_eq!(seams(0x1000, 0x3000), at(&[]));
         assert_eq!(seams(0, u64::MAX), at(&[0x1000, 0x4000, 0x6000, 0x8000, 0x9000]));
-        let place = |addr| Place::Mapped { addr, pitch: 0, slice: 0 };
         let copy = Copy3d::new(place(0x7000), place(0x3000), Shape::line(0x1800));
         assert_eq!(memory.seams(&copy), at(&[0x4000, 0x8000]));
         let client = Place::Client { addr: 0, pitch: 0, slice: 0 };

@@ -3,7 +3,8 @@
 //! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is
 //!   there, why it does not start. [`devices`]: what the program is told.
 //! - [`arena`], [`host_memory`]: memory at addresses of the client's choice. [`allocations`]: of
-//!   it, what has been told. [`quota`]: how much there may be. [`seams`]: where operations on it are cut.
+//!   it, what has been told. [`quota`]: how much there may be. [`seams`]: where operations on it are
+//!   cut.
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`],
 //!   [`textures`]. [`window`]: what of it must lie at the same addresses after a restart.
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]:

@@ -44,7 +44,8 @@ fn divide(copy: Copy3d, seams: &Seams, pieces: &mut Vec<Copy3d>) {
     }
     let part =
         |x, y, z, shape| Copy3d::new(copy.src.advanced(x, y, z), copy.dst.advanced(x, y, z), shape);
-    let (Shape { width, height, depth }, one) = (copy.shape(), copy.shape());
+    let one = copy.shape();
+    let Shape { width, height, depth } = one;
     let (first, second) = if depth > 1 {
         let half = depth / 2;
         let (first, rest) = (Shape { depth: half, ..one }, Shape { depth: depth - half, ..one });
@@ -70,24 +71,30 @@ pub(crate) fn copies(copy: &Copy3d, seams: &Seams) -> Vec<Copy3d> {
     pieces
 }
 
+/// Returns how an operation went as a whole; if the driver has refused it, how its pieces go.
+fn or_pieces<T>(
+    whole: Result<(), CuError>,
+    pieces: impl FnOnce() -> Vec<T>,
+    run: impl Fn(&T) -> Result<(), CuError>,
+) -> Result<(), CuError> {
+    if whole != Err(CuError::INVALID_VALUE) {
+        return whole;
+    }
+    let pieces = pieces();
+    if pieces.len() == 1 { whole } else { pieces.iter().try_for_each(run) }
+}
+
 /// Submits a copy to `stream`, whose context is current: in pieces where the driver refuses the
 /// whole. `seams` gives those of what it touches.
 pub(crate) fn copy(
     driver: &Driver,
     copy: &Copy3d,
     arrays: &impl Arrays,
-    seams: impl FnOnce() -> Seams,
+    seams: impl FnOnce(&Copy3d) -> Seams,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    let whole = copies::run(driver, &copies::raw(copy, arrays)?, stream);
-    if whole != Err(CuError::INVALID_VALUE) {
-        return whole;
-    }
-    let pieces = self::copies(copy, &seams());
-    if pieces.len() == 1 {
-        return whole;
-    }
-    pieces.iter().try_for_each(|piece| copies::run(driver, &copies::raw(piece, arrays)?, stream))
+    let run = |copy: &Copy3d| copies::run(driver, &copies::raw(copy, arrays)?, stream);
+    or_pieces(run(copy), || copies(copy, &seams(copy)), run)
 }
 
 /// Returns a copy of what is filled to itself: it touches the same bytes.
@@ -118,47 +125,31 @@ pub(crate) fn fill(
     seams: impl FnOnce(&Copy3d) -> Seams,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    let whole = copies::memset(driver, fill, stream);
-    if whole != Err(CuError::INVALID_VALUE) {
-        return whole;
-    }
-    let pieces = fills(fill, &seams(&filled(fill)));
-    if pieces.len() == 1 {
-        return whole;
-    }
-    pieces.iter().try_for_each(|piece| copies::memset(driver, piece, stream))
+    let run = |fill: &CUDA_MEMSET_NODE_PARAMS_v1| copies::memset(driver, fill, stream);
+    or_pieces(run(fill), || fills(fill, &seams(&filled(fill))), run)
 }
 
-/// Submits bytes of this process's to `stream`, which the driver has read when this returns.
+/// As [`copy`], of bytes of this process's, which the driver has read when this returns.
 pub(crate) fn bytes(
     driver: &Driver,
     dst: u64,
     bytes: &[u8],
-    seams: impl FnOnce() -> Seams,
+    seams: impl FnOnce(&Copy3d) -> Seams,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    let send = |dst: u64, bytes: &[u8]| {
-        let from = bytes.as_ptr().cast();
-        // SAFETY: live bytes, pageable, so the driver copies them before it returns; it checks
-        // `dst`.
-        check(unsafe { (driver.cuMemcpyHtoDAsync_v2)(dst, from, bytes.len(), stream) })
+    let place = Place::Mapped { addr: dst, pitch: 0, slice: 0 };
+    let line = Copy3d::new(place, place, Shape::line(bytes.len() as u64));
+    let run = |piece: &Copy3d| {
+        let at = piece.dst.row(0, 0).unwrap_or(dst);
+        let offset = (at - dst) as usize;
+        let from = &bytes[offset..offset + piece.width as usize];
+        // SAFETY: live bytes, pageable, so the driver copies them before it returns; it checks the
+        // address.
+        check(unsafe {
+            (driver.cuMemcpyHtoDAsync_v2)(at, from.as_ptr().cast(), from.len(), stream)
+        })
     };
-    let whole = send(dst, bytes);
-    if whole != Err(CuError::INVALID_VALUE) {
-        return whole;
-    }
-    let (seams, end) = (seams(), dst.saturating_add(bytes.len() as u64));
-    if seams.first_in(dst, end).is_none() {
-        return whole;
-    }
-    let (mut at, mut rest) = (dst, bytes);
-    while !rest.is_empty() {
-        let next = seams.first_in(at, end).unwrap_or(end);
-        let (piece, behind) = rest.split_at((next - at) as usize);
-        send(at, piece)?;
-        (at, rest) = (next, behind);
-    }
-    Ok(())
+    or_pieces(run(&line), || copies(&line, &seams(&line)), run)
 }
 
 #[cfg(test)]

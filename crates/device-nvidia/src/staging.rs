@@ -179,7 +179,7 @@ impl<'a> Lane<'a> {
         if from_client {
             rows(piece.src, piece, buffer.bytes(len), |at, row| host.read_client(at, row))?;
         }
-        seams::copy(driver, &form, &self.copy.arrays, || self.copy.seams.clone(), raw)?;
+        seams::copy(driver, &form, &self.copy.arrays, |_| self.copy.seams.clone(), raw)?;
         // SAFETY: this lane's event, the client's stream.
         check(unsafe { (driver.cuEventRecord)(slot.event, raw) })?;
         if !from_client {

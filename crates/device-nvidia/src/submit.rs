@@ -26,6 +26,7 @@ impl NvidiaBackend {
         op: StreamOp,
     ) -> Result<(), CuError> {
         let (driver, raw) = (&*self.shared.driver, stream.raw);
+        let seams = |touched: &Copy3d| tables.host_memory.seams(touched);
         match op {
             StreamOp::Launch { launch } => {
                 let kernel = tables.module(launch.kernel.module)?.kernel(launch.kernel.index)?;
@@ -35,18 +36,12 @@ impl NvidiaBackend {
                 (Place::Client { .. }, _) | (_, Place::Client { .. }) => {
                     self.private_copy(tables, stream, copy)
                 }
-                _ => {
-                    let seams = || tables.host_memory.seams(&copy);
-                    seams::copy(driver, &copy, &tables.textures, seams, raw)
-                }
+                _ => seams::copy(driver, &copy, &tables.textures, seams, raw),
             },
-            StreamOp::CopyInline { dst, bytes } => {
-                let seams = || tables.host_memory.seams_in(dst, bytes.len() as u64);
-                seams::bytes(driver, dst, &bytes, seams, raw)
-            }
+            StreamOp::CopyInline { dst, bytes } => seams::bytes(driver, dst, &bytes, seams, raw),
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
                 let fill = fill(dst, pitch, value, element, width, height);
-                seams::fill(driver, &fill, |touched| tables.host_memory.seams(touched), raw)
+                seams::fill(driver, &fill, seams, raw)
             }
             StreamOp::EventRecord { event } => self.record(tables.event(event)?, stream),
             StreamOp::EventWait { event } => {
