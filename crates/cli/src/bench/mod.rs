@@ -124,8 +124,8 @@ enum What {
     /// costs a call; an iterative program that comes home after a part of its steps
     Migrate,
     /// What managed memory costs a program that holds much of it, by turns with the same program
-    /// without: launches, first touches by the host, and a dot product of twice what a software
-    /// device has, with the pause of its checkpoint. Takes a minute or more
+    /// without: launches, first touches by the host, and a dot product of twice what the device may
+    /// have, with the pause of its checkpoint. Takes a minute or more
     Managed,
 }
 
