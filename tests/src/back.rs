@@ -1,9 +1,9 @@
 //! A job with devices that goes back to an image, or is brought back, in a place of its own: for
 //! the tests of lost proxies.
 
-use crate::host;
 use crate::job::{User, children, family, is_proxy, kedge_as, name, send};
 use crate::world::{World, is_root, stderr};
+use crate::{copy_program, host};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -41,7 +41,7 @@ impl Place {
         world.parts();
         let built = host(&format!("{program}.cu"), program, &[]);
         let program = world.0.join("bin").join(program);
-        fs::copy(built, &program).expect("the program");
+        copy_program(&built, &program);
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mine");
         Some(Place { world, user, program })
     }

@@ -4,7 +4,7 @@ use crate::{kedge, root};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Compiles `tests/hosts/NAME` with nvcc or cc and `arguments`, and links what calls the driver
@@ -47,6 +47,13 @@ pub fn host(source: &str, output: &str, arguments: &[&str]) -> PathBuf {
         _ => fs::remove_file(&fresh).unwrap_or_else(|error| panic!("{output}: {error}")),
     }
     binary
+}
+
+/// Copies a program, by a process of its own: what a thread of ours has open for writing, children
+/// that other threads fork meanwhile have too until they execute, and it cannot be run so long.
+pub fn copy_program(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("--").args([from, to]).status().expect("cp");
+    assert!(done.success(), "{} is no copy of {}", to.display(), from.display());
 }
 
 /// The contents of all headers that a helper program may include.

@@ -25,7 +25,7 @@ pub mod world;
 
 pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};
-pub use hosts::host;
+pub use hosts::{copy_program, host};
 pub use interrupted::run_interrupted;
 pub use moved::run_moved;
 pub use run::{Outcome, Target, run, run_command};

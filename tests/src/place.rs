@@ -1,8 +1,8 @@
 //! Jobs that are checkpointed and restarted through the `kedge` command.
 
-use crate::host;
 use crate::job::{Job, User, build, kedge_as};
 use crate::world::{World, is_root, stderr};
+use crate::{copy_program, host};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -77,7 +77,7 @@ impl Place {
         let built = host(&format!("{program}.cu"), program, &["-O1", "-arch=sm_80"]);
         // Where every user may read it.
         let copy = self.world.home().join(program);
-        std::fs::copy(&built, &copy).expect("a copy of the program");
+        copy_program(&built, &copy);
         let copy = copy.display().to_string();
         let run = [&["run", "--gpu", gpu, "--job", "j"], options, &["--", &copy], arguments];
         Job::start_paced(kedge_as(&self.world, self.user, &run.concat()))

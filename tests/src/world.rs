@@ -1,6 +1,6 @@
 //! What the tests of the `kedge` command share: a world of its own for each.
 
-use crate::{job, kedge};
+use crate::{copy_program, job, kedge};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ impl World {
             for part in ["kedge-proxy", "libkedge_cuda.so", "libkedge_nvml.so", "kedge"] {
                 let (from, to) = (kedge().with_file_name(part), bin.join(part));
                 if std::fs::hard_link(&from, &to).is_err() {
-                    std::fs::copy(from, to).expect("kedge's parts");
+                    copy_program(&from, &to);
                 }
             }
         }

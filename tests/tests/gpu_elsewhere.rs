@@ -4,6 +4,7 @@
 
 use kedge_left_out::left_out;
 use kedge_tests::back::{BETWEEN, Job, Place, STEPS};
+use kedge_tests::copy_program;
 use kedge_tests::job::{User, build, send};
 use kedge_tests::world::{failure, is_root};
 use std::fs;
@@ -15,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 /// A job of a program in `folder`, where it works, saved and killed: its image and its nonce.
 fn saved_in(place: &Place, folder: &Path) -> (PathBuf, String) {
     let program = folder.join("gpu_steps");
-    fs::copy(&place.program, &program).expect("the program");
+    copy_program(&place.program, &program);
     let (program, steps) = (program.display().to_string(), STEPS.to_string());
     let run = ["run", "--gpu", "soft", "--job", "j", "--", &program, &steps, BETWEEN];
     let mut command = place.kedge(&run);

@@ -4,6 +4,7 @@
 
 use kedge_image::layout::Kind;
 use kedge_image::{Choice, Codec, Devices, Encoded, ImageFile, ImageWriter, Manifest, encode};
+use kedge_tests::copy_program;
 use kedge_tests::job::{Job, User, build, family, kedge_as};
 use kedge_tests::place::Place;
 use kedge_tests::world::{is_root, stderr};
@@ -38,7 +39,7 @@ impl Captured {
         chown(open.join("data"), Some(user.id()), Some(user.id())).unwrap();
         let built = build(&place.world, "holds", &[]);
         let program = open.join("holds");
-        fs::copy(built, &program).unwrap();
+        copy_program(&built, &program);
         let at = |name: &str| open.join(name).display().to_string();
         let files = ["", "holds", "ghost", "data", "made"].map(at);
         let [folder, program, ghost, data, made] = files.each_ref().map(String::as_str);

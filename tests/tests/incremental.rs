@@ -2,9 +2,9 @@
 //! see them.
 #![forbid(unsafe_code)]
 
-use kedge_tests::host;
 use kedge_tests::job::{AHEAD, Job, User, build, kedge_as};
 use kedge_tests::world::{World, is_root, stderr};
+use kedge_tests::{copy_program, host};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -130,7 +130,7 @@ fn a_job_with_devices_is_written_while_it_runs() {
     let place = Place { world: World::new("incrgpu"), user: User::Same };
     let built = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]);
     let program = place.world.home().join("gpu_steps");
-    std::fs::copy(&built, &program).expect("a copy of the program");
+    copy_program(&built, &program);
     let program = program.display().to_string();
     let run = ["run", "--gpu", "soft", "--job", "j", "--", &program, "500", "2", "160"];
     let mut job = Job::start(kedge_as(&place.world, place.user, &run));

@@ -347,8 +347,8 @@ pub(crate) fn as_an_ordinary_user() {
     fs::set_permissions(&folder.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     // The build's folder may be private to root.
     let copy = folder.0.join("tests");
-    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     let _alone = alone();
+    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
     command.env("TMPDIR", &folder.0).env("XDG_STATE_HOME", folder.0.join("state"));
