@@ -7,6 +7,7 @@ mod cache;
 mod check;
 mod checkpoint;
 mod child;
+mod completions;
 mod config;
 mod devices;
 mod doctor;
@@ -139,8 +140,10 @@ enum Command {
     Model(model::ModelArgs),
     /// Print completions for a shell
     ///
+    /// Names of jobs and images are completed in bash, zsh and fish.
+    ///
     /// For bash: kedge completions bash > ~/.local/share/bash-completion/completions/kedge
-    Completions(manual::CompletionsArgs),
+    Completions(completions::CompletionsArgs),
     /// Print the manual page
     ///
     /// To read it: kedge man | man -l -
@@ -148,6 +151,9 @@ enum Command {
     /// A small CUDA program: what doctor starts and bench times
     #[command(hide = true)]
     Probe(probe::ProbeArgs),
+    /// What completions offer
+    #[command(hide = true)]
+    Names(completions::NamesArgs),
     #[command(hide = true)]
     RemoteShell(shell::RemoteShellArgs),
 }
@@ -192,9 +198,10 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Model(args) => model::run(&args).map(done),
-        Command::Completions(args) => manual::completions(&args).map(done),
+        Command::Completions(args) => completions::completions(&args).map(done),
         Command::Man(args) => manual::man(&args).map(done),
         Command::Probe(args) => probe::run(&args).map(done),
+        Command::Names(args) => completions::names(&args).map(done),
         Command::RemoteShell(args) => shell::run(&args),
     };
     result.unwrap_or_else(|failure| failure.report())

@@ -1,31 +1,9 @@
-//! `kedge completions` and `kedge man`: made from the definition that parses the command line.
+//! `kedge man`: made from the definition that parses the command line.
 
 use crate::{Cli, Failure, output};
 use clap::{Args, CommandFactory};
-use clap_complete::Shell;
 use clap_mangen::Man;
 use std::path::PathBuf;
-
-#[derive(Debug, Args)]
-pub(crate) struct CompletionsArgs {
-    /// The shell
-    #[arg(value_enum)]
-    shell: Shell,
-}
-
-pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
-    let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut without_hidden(&Cli::command()), "kedge", &mut text);
-    Ok(output::print(&String::from_utf8_lossy(&text))?)
-}
-
-/// `command` with only those commands that are told to people: shells would offer the others too.
-fn without_hidden(command: &clap::Command) -> clap::Command {
-    clap::Command::new("kedge")
-        .version(env!("CARGO_PKG_VERSION"))
-        .args(command.get_arguments().cloned())
-        .subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned())
-}
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
