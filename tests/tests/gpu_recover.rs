@@ -57,7 +57,8 @@ fn a_job_whose_proxy_is_killed_goes_back_to_its_image() {
 #[test]
 fn a_job_that_goes_back_ends_as_its_program_does() {
     let place = Place::mine("rcend");
-    let mut job = place.start(&["--recover"]);
+    let file = place.world.0.join("events");
+    let mut job = place.start(&["--recover", "--events", &file.display().to_string()]);
     job.read_to(10);
     place.checkpoint();
     job.read_to(30);
@@ -68,6 +69,12 @@ fn a_job_that_goes_back_ends_as_its_program_does() {
     place.nothing_runs();
     let rows = String::from_utf8_lossy(&place.output(&["ps", "--all"]).stdout).into_owned();
     assert!(rows.contains("exited 7"), "{rows}");
+    let told = fs::read_to_string(&file).expect("events");
+    let is = |name: &str, line: &str| line.contains(&format!("\"event\":\"{name}\""));
+    let expected = ["goes_back", "restarting", "restarted", "ended"];
+    assert_eq!(told.lines().count(), expected.len(), "{told}");
+    told.lines().zip(expected).for_each(|(line, name)| assert!(is(name, line), "{told}"));
+    assert!(told.ends_with("\"status\":7,\"signal\":null}\n"), "{told}");
 }
 
 /// As the kernel does where memory runs out: nothing is left of the process to say so. The proxy

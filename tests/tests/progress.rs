@@ -3,8 +3,11 @@
 
 use kedge_tests::back::wait_for;
 use kedge_tests::job::send;
-use kedge_tests::world::World;
+use kedge_tests::world::{World, failure};
+use serde_json::Value;
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -66,6 +69,59 @@ fn checkpoints_close_with_a_line_for_people() {
     assert!(warnings.lines().all(|line| line.starts_with("kedge: warning: ")), "{warnings}");
     let said = job.on_terminal(&["verify", &image]);
     assert!(said.contains("good") && said.contains(", read in "), "{said:?}");
+}
+
+/// The events of a file, each with its time.
+fn events(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).expect("events");
+    let event = |line: &str| serde_json::from_str::<Value>(line).expect("an event a line");
+    let events: Vec<Value> = text.lines().map(event).collect();
+    assert!(events.iter().all(|event| event["time"].is_string()), "{text}");
+    events
+}
+
+fn names(events: &[Value]) -> Vec<&str> {
+    events.iter().filter_map(|event| event["event"].as_str()).collect()
+}
+
+#[test]
+fn events_tell_programs_what_happens() {
+    let mut job = Running::new("prevents");
+    let path = |name: &str| job.world.0.join(name).display().to_string();
+    let (saved, read, back) = (path("saved"), path("read"), path("back"));
+    let image = path("images/j-0001");
+    let said = job.world.text(&["checkpoint", "j", "--verify", "--events", &saved]);
+    assert_eq!(said, format!("{image}\n"), "events are not in the output");
+    let told = events(Path::new(&saved));
+    let ends = ["captured", "durable"].map(|name| names(&told).iter().position(|it| *it == name));
+    assert!(ends[0].is_some() && ends[1] == Some(told.len() - 1) && ends[0] < ends[1], "{told:?}");
+    assert_eq!(told[told.len() - 1]["image"].as_str(), Some(&image[..]), "{told:?}");
+    assert!(told[told.len() - 1]["bytes"].as_u64() > Some(0), "{told:?}");
+    job.world.text(&["verify", &image, "--events", &read]);
+    assert_eq!(names(&events(Path::new(&read))).last(), Some(&"verified"));
+    // A command that fails says so there as well, and appends.
+    assert!(!job.world.output(&["checkpoint", "none", "--events", &read]).status.success());
+    assert_eq!(names(&events(Path::new(&read))).last(), Some(&"failed"));
+    let _ = job.world.output(&["kill", "j"]);
+    let _ = job.child.wait();
+    let mut restart = job.world.kedge(&["restart", &image, "--quiet", "--events", &back]);
+    job.child = restart.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("kedge");
+    let runs = || names(&events(Path::new(&back))).contains(&"restarted");
+    wait_for("the job is back", || Path::new(&back).exists() && runs());
+    assert!(job.world.output(&["kill", "j"]).status.success());
+    let _ = job.child.wait();
+    let told = events(Path::new(&back));
+    assert_eq!(names(&told), ["restarting", "restarted", "ended"]);
+    assert_eq!(told[2]["signal"].as_i64(), Some(15), "{told:?}");
+}
+
+#[test]
+fn events_never_wait_for_a_reader() {
+    let world = World::new("prpipe");
+    let pipe = world.0.join("pipe").display().to_string();
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let output = world.output(&["run", "--gpu", "none", "--events", &pipe, "--", "true"]);
+    assert_eq!(failure(&output), format!("kedge: --events {pipe}: nobody reads that pipe\n"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `kedge checkpoint`.
 
 use crate::Failure;
+use crate::events::{Event, Events, EventsArgs};
 use crate::output;
 use crate::progress::{self, Speed};
 use crate::size::Size;
@@ -76,6 +77,8 @@ pub(crate) struct CheckpointArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    events: EventsArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -129,7 +132,8 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
         Wait::Durable => Until::Durable,
     };
     let shown = progress::Progress::new("bringing the job to rest…");
-    let tell = shown.is_shown();
+    let events = args.events.open()?;
+    let tell = shown.is_shown() || events.are_wanted();
     let order = Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms, tell };
     let mut report = Report::default();
     let jobs = Jobs::open()?;
@@ -140,32 +144,40 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
         output::complain(&format!("the checkpoint of {job} goes on: see `kedge images`"));
     });
     let (writing, mut reading) = (Speed::new(), None);
-    control::checkpoint(&jobs, &args.job, &order, until, |progress| match progress.clone() {
-        Progress::Writing { done, bytes } => {
-            let image = named(&report.image);
-            shown.show(&format!("writing{image}: {}…", writing.of(done, bytes)));
+    let name = args.job.to_string();
+    let asked = control::checkpoint(&jobs, &args.job, &order, until, |progress| {
+        tell_progress(&events, &name, &report.image, progress);
+        match progress.clone() {
+            Progress::Writing { done, bytes } => {
+                let image = named(&report.image);
+                shown.show(&format!("writing{image}: {}…", writing.of(done, bytes)));
+            }
+            Progress::Captured { image, processes, stall_seconds, warnings } => {
+                shown.clear();
+                warnings.iter().for_each(|text| {
+                    anstream::eprintln!("kedge: warning: {}", output::harmless(text));
+                });
+                let (name, still) = (named(&image), milliseconds(stall_seconds));
+                shown.show(&format!("captured, stood still for {still}; writing{name}…"));
+                let state = "captured";
+                let known = Report { image, state, processes, stall_seconds, ..Report::default() };
+                report = Report { warnings, ..known };
+            }
+            Progress::Verifying { done, bytes, .. } => {
+                let speed = reading.get_or_insert_with(Speed::new).of(done, Some(bytes));
+                shown.show(&format!("on the disk; reading it back: {speed}…"));
+            }
+            Progress::Durable { bytes, seconds, verified, .. } => {
+                report.state = "durable";
+                (report.bytes, report.seconds) = (Some(bytes), Some(seconds));
+                report.verified = verified;
+            }
         }
-        Progress::Captured { image, processes, stall_seconds, warnings } => {
-            shown.clear();
-            warnings.iter().for_each(|text| {
-                anstream::eprintln!("kedge: warning: {}", output::harmless(text));
-            });
-            let (name, still) = (named(&image), milliseconds(stall_seconds));
-            shown.show(&format!("captured, stood still for {still}; writing{name}…"));
-            let state = "captured";
-            let known = Report { image, state, processes, stall_seconds, ..Report::default() };
-            report = Report { warnings, ..known };
-        }
-        Progress::Verifying { done, bytes, .. } => {
-            let speed = reading.get_or_insert_with(Speed::new).of(done, Some(bytes));
-            shown.show(&format!("on the disk; reading it back: {speed}…"));
-        }
-        Progress::Durable { bytes, seconds, verified, .. } => {
-            report.state = "durable";
-            (report.bytes, report.seconds) = (Some(bytes), Some(seconds));
-            report.verified = verified;
-        }
-    })?;
+    });
+    if let Err(error) = &asked {
+        events.tell(&Event::Failed { error: &error.to_string() });
+    }
+    asked?;
     drop(shown);
     // A supervisor that was started by an older kedge does not know how.
     if verify && report.state == "durable" && report.verified.is_none() {
@@ -182,6 +194,26 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
             Ok(())
         }
     }
+}
+
+fn tell_progress(events: &Events, job: &str, known: &Path, progress: &Progress) {
+    events.tell(&match progress {
+        Progress::Writing { done, bytes } => {
+            let image = (!known.as_os_str().is_empty()).then_some(known);
+            Event::Writing { job, image, done: *done, bytes: *bytes }
+        }
+        Progress::Captured { image, processes, stall_seconds, warnings } => {
+            let (processes, stall_seconds) = (*processes, *stall_seconds);
+            Event::Captured { job, image, processes, stall_seconds, warnings }
+        }
+        Progress::Verifying { image, done, bytes } => {
+            Event::Verifying { image, done: *done, bytes: *bytes }
+        }
+        Progress::Durable { image, bytes, seconds, verified } => {
+            let (bytes, seconds, verified) = (*bytes, *seconds, verified.as_deref());
+            Event::Durable { job, image, bytes, seconds, verified }
+        }
+    });
 }
 
 /// The image's name behind a space; nothing while it has none.

@@ -12,6 +12,7 @@ mod config;
 mod devices;
 mod doctor;
 mod env;
+mod events;
 mod explain;
 mod failure;
 mod gpu;

@@ -1,10 +1,11 @@
 //! `kedge restart`.
 
 use crate::Failure;
+use crate::events::{Event, Events, EventsArgs};
 use crate::images::to_restart;
 use crate::output;
 use crate::progress::Progress;
-use crate::run::{CheckpointArgs, HostArgs, conclude};
+use crate::run::{CheckpointArgs, HostArgs, Manner};
 use crate::size::Size;
 use clap::Args;
 use kedge_control::gpu::GpuSpec;
@@ -14,7 +15,7 @@ use kedge_supervisor::{Joining, RestartSpec, Showing};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 const AFTER_HELP: &str = "\
@@ -65,6 +66,8 @@ pub(crate) struct RestartArgs {
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
+    events: EventsArgs,
+    #[command(flatten)]
     hosts: HostArgs,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
@@ -83,15 +86,52 @@ pub(crate) struct RestartArgs {
 /// init, which tells when the job has come back.
 static SHOWN: Mutex<Option<(String, Size, Instant)>> = Mutex::new(None);
 
-/// How a restart is shown.
-pub(crate) const SHOWING: Showing = Showing { show, take_back, came_back };
+/// Where its events go.
+static EVENTS: OnceLock<Events> = OnceLock::new();
+
+/// How a restart is shown to people.
+const SHOWING: Showing = Showing { show, take_back, came_back, restarted };
+/// And where only programs are told of it.
+const EVENTS_ALONE: Showing =
+    Showing { show: begins, take_back: nothing, came_back: nothing, restarted };
+
+/// How this process's restart is shown.
+pub(crate) fn showing(manner: &Manner) -> Option<Showing> {
+    let events = EVENTS.get_or_init(|| manner.events.clone());
+    match manner.quiet {
+        false => Some(SHOWING),
+        true => events.are_wanted().then_some(EVENTS_ALONE),
+    }
+}
+
+fn tell(event: &Event<'_>) {
+    EVENTS.get().inspect(|events| events.tell(event));
+}
+
+fn nothing() {}
+
+fn begins(image: &Path, manifest: &Manifest) {
+    let (job, bytes) = (manifest.job.as_str(), manifest.bytes());
+    tell(&Event::Restarting { job, image, bytes });
+    let name = output::harmless(&image.file_name().unwrap_or_default().to_string_lossy());
+    let shown = Some((name, Size(bytes), Instant::now()));
+    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+}
+
+fn restarted(image: &Path, manifest: &Manifest) {
+    let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((_, Size(bytes), begin)) = shown {
+        let (job, seconds) = (manifest.job.as_str(), begin.elapsed().as_secs_f64());
+        tell(&Event::Restarted { job, image, bytes, seconds });
+    }
+}
 
 fn show(image: &Path, manifest: &Manifest) {
+    begins(image, manifest);
     let bytes = Size(manifest.bytes());
     let job = output::harmless(&manifest.job);
     let name = output::harmless(&image.file_name().unwrap_or_default().to_string_lossy());
     Progress::new(&format!("restarting {job} from {name}: {bytes}…")).leave();
-    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some((name, bytes, Instant::now()));
 }
 
 /// Runs in another process than `show`, too: on the same terminal.
@@ -147,14 +187,21 @@ fn resolve(given: &Path, hosts: &HostArgs) -> Result<PathBuf, Failure> {
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if let Some(note) = &args.back {
-        let spec = RestartSpec::of_note(args.path, note);
-        return conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)), args.quiet);
+        // Where nobody reads any more, the job goes back all the same.
+        let events = args.events.open().unwrap_or_default();
+        // On the terminal the job's own output goes on.
+        let showing = showing(&Manner { quiet: true, events: events.clone() });
+        let manner = Manner { quiet: args.quiet, events };
+        let spec =
+            RestartSpec::of_note(args.path, note).map(|spec| RestartSpec { showing, ..spec });
+        return manner.conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
     }
     let mut policy = args.checkpoints.policy()?;
     let path = match args.resolved {
         Some(path) => path,
         None => resolve(&args.path, &args.hosts)?,
     };
+    let manner = Manner { quiet: args.quiet, events: args.events.open()? };
     // Its images stay together.
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
@@ -170,7 +217,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     let (far, parts, back) = (args.hosts.far()?, args.parts, None);
     let soft_memory = args.soft_memory.map(|size| size.0);
     // Whoever restarts all parts has one terminal for them.
-    let showing = (joining.is_none() && !args.quiet).then_some(SHOWING);
+    let showing = joining.is_none().then(|| showing(&manner)).flatten();
     let spec = RestartSpec {
         path,
         name,
@@ -187,5 +234,5 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         quiet: args.quiet,
         resume: None,
     };
-    conclude(kedge_supervisor::restart(&spec), args.quiet)
+    manner.conclude(kedge_supervisor::restart(&spec))
 }

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cache::ForProgram;
+use crate::events::{Event, Events, EventsArgs};
 use crate::gpu;
 use crate::mistyped;
 use crate::output;
@@ -101,6 +102,8 @@ pub(crate) struct RunArgs {
     /// Say nothing when the program has ended
     #[arg(long, short)]
     quiet: bool,
+    #[command(flatten)]
+    events: EventsArgs,
     /// Count what the program asks of its devices, tell it on standard error and in the job's log
     /// when it has ended, and write it to FILE as JSON, for `kedge model predict`
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
@@ -254,14 +257,16 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         if let Some(refused) = args.gpu.as_ref().and_then(|gpu| gpu.refuse_several("--resume")) {
             return Err(Failure::new(refused));
         }
-        let spec = resumed(&args, dir.clone(), job.clone(), policy.clone());
-        return conclude(kedge_supervisor::restart(&spec), args.quiet);
+        let manner = Manner { quiet: args.quiet, events: args.events.open()? };
+        let spec = resumed(&args, &manner, dir.clone(), job.clone(), policy.clone());
+        return manner.conclude(kedge_supervisor::restart(&spec));
     }
     let move_to = args.move_to.as_ref().map(ToString::to_string);
     let move_to = move_to.map(|to| MoveTo { to, when_free: args.when_free });
     if move_to.is_some() && matches!(args.gpu, Some(JobGpu::None)) {
         return Err(Failure::new("--move-to: a job of the CPU alone has no devices to move"));
     }
+    let manner = Manner { quiet: args.quiet, events: args.events.open()? };
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
@@ -311,11 +316,17 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     if let (Some(to), Ok(End::Ended(Ended { stats: Some(stats), .. }))) = (&args.stats, &end) {
         tell_stats(stats, to.as_deref(), args.quiet);
     }
-    conclude(end, args.quiet)
+    manner.conclude(end)
 }
 
 /// What `--resume` restarts. The devices are those that are named, or that the job had.
-fn resumed(args: &RunArgs, path: PathBuf, job: JobName, policy: Policy) -> RestartSpec {
+fn resumed(
+    args: &RunArgs,
+    manner: &Manner,
+    path: PathBuf,
+    job: JobName,
+    policy: Policy,
+) -> RestartSpec {
     let gpu = match &args.gpu {
         Some(JobGpu::Devices(gpu)) => Some(gpu.clone()),
         Some(JobGpu::None) | None => None,
@@ -326,7 +337,7 @@ fn resumed(args: &RunArgs, path: PathBuf, job: JobName, policy: Policy) -> Resta
         policy,
         gpu,
         soft_memory: args.soft_memory.map(|size| size.0),
-        showing: (!args.quiet).then_some(restart::SHOWING),
+        showing: restart::showing(manner),
         quiet: args.quiet,
         resume: Some(job),
         ..RestartSpec::default()
@@ -349,25 +360,54 @@ fn tell_stats(stats: &JobStats, file: Option<&Path>, quiet: bool) {
     }
 }
 
-/// Ends as the job has ended, or goes back with it.
-///
-/// What there is to say comes when the program has ended: in a pipe, too, its own words come first.
-pub(crate) fn conclude(end: Result<End, RunError>, quiet: bool) -> Result<ExitCode, Failure> {
-    match end.map_err(|error| Failure::of_run(&error))? {
-        End::Ended(Ended { outcome, postscript, .. }) => {
-            let lines = postscript.iter().filter(|_| !quiet);
-            lines.for_each(|line| output::complain(line));
-            match outcome {
-                Outcome::Exited(code) => Ok(ExitCode::from(code)),
-                Outcome::Killed(signal) => die_of(signal),
+/// What is said of a job's end, and where.
+#[derive(Debug, Default)]
+pub(crate) struct Manner {
+    /// Nothing to people.
+    pub(crate) quiet: bool,
+    pub(crate) events: Events,
+}
+
+impl Manner {
+    /// Ends as the job has ended, or goes back with it.
+    ///
+    /// What there is to say comes when the program has ended: in a pipe, too, its own words come
+    /// first.
+    pub(crate) fn conclude(&self, end: Result<End, RunError>) -> Result<ExitCode, Failure> {
+        let events = &self.events;
+        let end = end.map_err(|error| {
+            let failure = Failure::of_run(&error);
+            events.tell(&Event::Failed { error: failure.message() });
+            failure
+        });
+        match end? {
+            End::Ended(Ended { outcome, postscript, .. }) => {
+                events.tell(&ended(outcome));
+                let lines = postscript.iter().filter(|_| !self.quiet);
+                lines.for_each(|line| output::complain(line));
+                match outcome {
+                    Outcome::Exited(code) => Ok(ExitCode::from(code)),
+                    Outcome::Killed(signal) => die_of(signal),
+                }
+            }
+            End::GoBack(back) => {
+                events.tell(&Event::GoesBack { image: &back.image });
+                let mut command = kedge_again();
+                command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
+                command.args(self.quiet.then_some("--quiet"));
+                if let Some(path) = self.events.path() {
+                    command.arg("--events").arg(path);
+                }
+                Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
             }
         }
-        End::GoBack(back) => {
-            let mut command = kedge_again();
-            command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
-            command.args(quiet.then_some("--quiet"));
-            Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
-        }
+    }
+}
+
+fn ended(outcome: Outcome) -> Event<'static> {
+    match outcome {
+        Outcome::Exited(status) => Event::Ended { status: Some(status), signal: None },
+        Outcome::Killed(signal) => Event::Ended { status: None, signal: Some(signal) },
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         Ok(End::Ended(Ended { traced: Some(Err(error)), .. })) => output::complain(error),
         _ => {}
     }
-    run::conclude(end, false)
+    run::Manner::default().conclude(end)
 }
 
 /// A file that a trace is to get: what it holds stays until there is one.

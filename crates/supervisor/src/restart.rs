@@ -349,6 +349,9 @@ fn first_that_works<'a>(
             Ok(restarted) => {
                 let ms = begin.elapsed().as_secs_f64() * 1e3;
                 log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
+                if let Some(showing) = spec.showing {
+                    (showing.restarted)(folder, manifest);
+                }
                 if let Err(error) = Images::of(dir).add(folder) {
                     log.line(&error.to_string());
                 }

@@ -12,6 +12,8 @@ pub struct Showing {
     pub show: fn(&Path, &Manifest),
     pub take_back: fn(),
     pub came_back: fn(),
+    /// In the process that supervises the job, once that has come back.
+    pub restarted: fn(&Path, &Manifest),
 }
 
 /// The plugin of this process's restart.

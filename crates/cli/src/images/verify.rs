@@ -2,6 +2,7 @@
 
 use super::real;
 use crate::Failure;
+use crate::events::{Event, Events, EventsArgs};
 use crate::output::{self, BAD, GOOD, styled};
 use crate::progress::{Progress, Speed};
 use crate::size::Size;
@@ -32,6 +33,8 @@ pub(crate) struct VerifyArgs {
     /// files, bytes (that were read), seconds, errors (objects: path, offset, what)
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    events: EventsArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,9 +58,9 @@ struct Damage {
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Failure> {
     let mut good = true;
     let mut reports = Vec::new();
-    let shown = Progress::new("");
+    let (shown, events) = (Progress::new(""), args.events.open()?);
     for folder in folders(&real(&args.path)?)? {
-        let report = verify(folder, &shown);
+        let report = verify(folder, &shown, &events);
         shown.clear();
         good &= report.good;
         match args.json {
@@ -83,12 +86,13 @@ fn folders(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if all.is_empty() { Err(error.into()) } else { Ok(all) }
 }
 
-fn verify(image: PathBuf, shown: &Progress) -> Report {
+fn verify(image: PathBuf, shown: &Progress, events: &Events) -> Report {
     let begin = Instant::now();
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let name = image.file_name().unwrap_or_default().to_string_lossy();
     let (name, speed) = (output::harmless(&name), Speed::new());
     let mut tell = |done, all| {
+        events.tell(&Event::Verifying { image: &image, done, bytes: all });
         shown.show(&format!("reading {name}: {}…", speed.of(done, Some(all))));
     };
     let verified = kedge_image::verify_telling(&image, threads, &mut tell);
@@ -97,8 +101,9 @@ fn verify(image: PathBuf, shown: &Progress) -> Report {
         Err(errors) => (Verified::default(), errors.iter().map(damage).collect()),
     };
     let Verified { images, files, bytes, .. } = verified;
-    let seconds = begin.elapsed().as_secs_f64();
-    Report { image, good: errors.is_empty(), images, files, bytes, seconds, errors }
+    let (seconds, good) = (begin.elapsed().as_secs_f64(), errors.is_empty());
+    events.tell(&Event::Verified { image: &image, good, bytes, seconds });
+    Report { image, good, images, files, bytes, seconds, errors }
 }
 
 fn damage(error: &ImageError) -> Damage {

@@ -4,7 +4,7 @@ use super::frame::{Frame, Stream};
 use super::relay::Relay;
 use super::{FAILED, Request, Streams, TOLD, halves};
 use crate::Failure;
-use crate::run::conclude;
+use crate::run::Manner;
 use kedge_control::job::Launch;
 use kedge_image::DeviceLimits;
 use kedge_keys::PskEnd;
@@ -105,7 +105,7 @@ pub(super) fn supervise(command: &str) -> Result<ExitCode, Failure> {
         trace: None,
         move_to: None,
     };
-    conclude(kedge_supervisor::run(&spec), true)
+    Manner { quiet: true, ..Manner::default() }.conclude(kedge_supervisor::run(&spec))
 }
 
 /// Runs the command, and holds its streams: the part's first process.
