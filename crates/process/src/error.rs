@@ -21,6 +21,11 @@ pub enum EngineError {
     NoEntry { pid: i32 },
     #[error("process {pid} is traced by process {tracer}: end the debugger, then try again")]
     Traced { pid: i32, tracer: i32 },
+    /// The kernel names no tracer that is outside of the job's own namespace of process ids.
+    #[error(
+        "process {pid}: cannot trace it: {source}; if a debugger has it, end that, then try again"
+    )]
+    Untraceable { pid: i32, source: io::Error },
     #[error(
         "thread {tid} of process {pid} did not stop in time (it is in state {state}): try again later"
     )]

@@ -165,7 +165,7 @@ fn ask(pid: pid_t, tid: pid_t) -> Result<Interrupted, EngineError> {
                 return Err(EngineError::Ended { pid: tid });
             }
             None if tries == 0 => {
-                return Err(EngineError::System { pid, what: "trace it", source });
+                return Err(EngineError::Untraceable { pid, source });
             }
             // One that nobody has asked has got the id.
             None => tries -= 1,
