@@ -559,9 +559,9 @@ impl Parts {
 
     /// Notes in `dir` which parts' programs have ended well.
     fn note_done(&self, dir: &Path) {
-        for (name, _, status) in &self.0 {
-            let well = status.is_some_and(|status| status.success());
-            if let (true, Err(error)) = (well, resume::note_done(dir, name)) {
+        let well = |status: Option<ExitStatus>| status.is_some_and(|status| status.success());
+        for (name, ..) in self.0.iter().filter(|(_, _, status)| well(*status)) {
+            if let Err(error) = resume::note_done(dir, name) {
                 let why = "a next --resume goes on from an image";
                 tell_user(&format!("{}: {name}: {error}: {why}", dir.display()));
             }
@@ -574,5 +574,29 @@ impl Parts {
             .map(|status| Outcome::of(status.into_raw()))
             .find(|o| *o != Outcome::Exited(0))
             .unwrap_or(Outcome::Exited(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_part_that_failed_is_not_done() {
+        let dir = std::env::temp_dir().join(format!("kedge-parts-done-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let part = |name: &str, status| {
+            let child = Command::new("true").spawn().unwrap();
+            (name.parse().unwrap(), child, status)
+        };
+        let statuses = [Some(ExitStatus::from_raw(0)), Some(ExitStatus::from_raw(85 << 8)), None];
+        let parts = ["j.0", "j.1", "j.2"].into_iter().zip(statuses);
+        let mut parts = Parts(parts.map(|(name, status)| part(name, status)).collect());
+        parts.note_done(&dir);
+        let done: Vec<_> = fs::read_dir(&dir).unwrap().map(|it| it.unwrap().file_name()).collect();
+        parts.0.iter_mut().for_each(|(_, child, _)| drop(child.wait()));
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(done, [".j.0.done"]);
     }
 }
