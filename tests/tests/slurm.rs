@@ -4,10 +4,11 @@
 
 use kedge_image::Manifest;
 use kedge_left_out::left_out;
-use kedge_tests::job::{User, steps_in, wait_for_steps};
+use kedge_tests::job::{User, send, steps_in, wait_for_steps};
 use kedge_tests::slurm::Slurm;
 use kedge_tests::world::stderr;
 use kedge_tests::{host, root};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
@@ -127,6 +128,77 @@ impl Site {
     }
 }
 
+/// Jobs of a batch script.
+impl Site {
+    /// The line that starts the two ranks, or goes on with them.
+    fn line(&self, options: &[&str]) -> String {
+        format!(
+            "srun --mpi=pmi2 {} run --gpu none --resume {} --job sim --ckpt-dir {} -- {}",
+            self.slurm.kedge().display(),
+            options.join(" "),
+            self.slurm.cluster.images(),
+            self.program.join(" ")
+        )
+    }
+
+    /// Its steps go to `out.0`.
+    fn submit(&self, lines: &str) {
+        let script = format!(
+            "#!/bin/sh
+#SBATCH --job-name=sim
+#SBATCH --nodes=2 --ntasks=2
+#SBATCH --requeue --open-mode=append
+#SBATCH --output={home}/out.0 --error={home}/err.0
+export MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp,self
+echo start >&2
+{lines}
+",
+            home = self.home().display()
+        );
+        fs::write(self.home().join("script"), script).expect("a file");
+        let submitted = self.slurm.command(&["sbatch", "script"]).output().expect("nsenter");
+        assert!(submitted.status.success(), "{}", stderr(&submitted));
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.home().join("err.0")).unwrap_or_default()
+    }
+
+    fn wait(&self, is: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !is() {
+            assert!(begin.elapsed() < LONG, "{} {}", self.said(), self.slurm.logs());
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn wait_for_lines(&self, lines: usize) {
+        self.wait(|| steps_in(&self.home(), 0).len() >= lines);
+    }
+
+    /// Waits until the script has been started so often.
+    fn wait_for_starts(&self, starts: usize) {
+        self.wait(|| self.said().lines().filter(|line| *line == "start").count() >= starts);
+    }
+
+    fn image(&self, number: u32) -> PathBuf {
+        PathBuf::from(self.slurm.cluster.images()).join(format!("sim-{number:04}"))
+    }
+
+    /// All steps are in `out.0`, one after the other, by one program.
+    fn each_step_once(&self, last: u64) {
+        let steps = steps_in(&self.home(), 0);
+        let fields = |line: &String| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
+        let nonce = fields(&steps[0]).swap_remove(0);
+        let of_another = steps
+            .iter()
+            .zip(1..)
+            .find(|(line, number)| fields(line) != [nonce.clone(), u64::to_string(number)]);
+        assert!(of_another.is_none(), "{of_another:?} {}", self.said());
+        assert_eq!(steps.len() as u64, last);
+    }
+}
+
 fn ended(child: Child) -> Output {
     child.wait_with_output().expect("ended")
 }
@@ -166,49 +238,59 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
 fn a_script_that_is_requeued_goes_on_with_its_ranks() {
     const STEPS: u64 = 300;
     let Some(site) = Site::of_mpich("slurmq", User::Nobody, 2, STEPS) else { return };
-    let (home, images, kedge) = (site.home(), site.slurm.cluster.images(), site.slurm.kedge());
-    let script = format!(
-        "#!/bin/sh
-#SBATCH --job-name=sim
-#SBATCH --nodes=2 --ntasks=2
-#SBATCH --requeue --open-mode=append
-#SBATCH --output={home}/out.0 --error={home}/err.0
-export MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp,self
-saved=
+    let (home, kedge) = (site.home(), site.slurm.kedge());
+    let run = site.line(&["--incremental"]);
+    site.submit(&format!(
+        "saved=
 trap '{kedge} checkpoint sim --stop >&2 && saved=yes' TERM
-srun --mpi=pmi2 {kedge} run --gpu none --resume --incremental --job sim --ckpt-dir {images} \\
-    -- {program} &
+{run} &
 wait $!
 status=$?
 [ -z \"$saved\" ] || {{ wait; exit 85; }}
-exit $status
-",
-        home = home.display(),
+exit $status",
         kedge = kedge.display(),
-        program = site.program.join(" ")
-    );
-    fs::write(home.join("script"), script).expect("a file");
-    let submitted = site.slurm.command(&["sbatch", "script"]).output().expect("nsenter");
-    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    ));
     wait_for_steps(&home, 0, 20);
     site.checkpoint(0, &[]);
     let words = ["scancel", "-n", "sim", "--batch", "--signal=TERM"];
     let told = site.slurm.command(&words).output().expect("nsenter");
     assert!(told.status.success(), "{}", stderr(&told));
-    let said = || fs::read_to_string(home.join("err.0")).unwrap_or_default();
-    let begin = Instant::now();
-    while steps_in(&home, 0).len() < STEPS as usize {
-        assert!(begin.elapsed() < LONG, "{} {}", said(), site.slurm.logs());
-        thread::sleep(Duration::from_millis(50));
-    }
+    site.wait_for_lines(STEPS as usize);
     // What has changed since the first image, which both ranks go on from.
-    let image = PathBuf::from(images).join("sim-0002");
+    let image = site.image(2);
     assert_eq!(fs::metadata(&image).expect("an image").uid(), User::Nobody.id());
     let second = Manifest::read(&image).expect("an image");
     assert!(second.parent.is_some_and(|parent| parent.name == "sim-0001"));
-    let steps = steps_in(&home, 0);
-    let fields = |line: &String| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
-    let nonce = fields(&steps[0]).swap_remove(0);
-    let all = (1..=STEPS).map(|step| vec![nonce.clone(), step.to_string()]);
-    assert_eq!(steps.iter().map(fields).collect::<Vec<_>>(), all.collect::<Vec<_>>(), "{}", said());
+    site.each_step_once(STEPS);
+}
+
+/// A batch script of one line. SIGTERM reaches all processes of the step twice, and then one rank.
+#[test]
+fn ranks_that_are_told_to_end_are_saved_once_and_requeued() {
+    const STEPS: u64 = 300;
+    let Some(site) = Site::of_mpich("slurmt", User::Nobody, 2, STEPS) else { return };
+    site.submit(&site.line(&["--on-term", "checkpoint,30s", "--requeue-exit", "85"]));
+    site.wait_for_lines(20);
+    site.cancel("TERM");
+    site.cancel("TERM");
+    site.wait_for_starts(2);
+    let reached = steps_in(&site.home(), 0).len();
+    site.wait_for_lines(reached + 20);
+    let images = || fs::read_dir(site.slurm.cluster.images()).expect("images");
+    let count = || images().filter(|it| !hidden(it.as_ref().expect("an entry"))).count();
+    assert_eq!(count(), 1, "{}", site.said());
+    // The second rank of the step that has gone on.
+    let parts = site.slurm.cluster.output(1, &["ps", "--json"]).stdout;
+    let parts: Vec<Value> = serde_json::from_slice(&parts).expect("a list");
+    let second = parts.iter().find(|part| part["state"] == "running").expect("a job");
+    assert_eq!(second["name"], "sim.1");
+    send("TERM", &[second["supervisor"].as_u64().expect("a process") as u32]);
+    site.wait_for_starts(3);
+    site.wait_for_lines(STEPS as usize);
+    assert_eq!(count(), 2, "{}", site.said());
+    site.each_step_once(STEPS);
+}
+
+fn hidden(entry: &fs::DirEntry) -> bool {
+    entry.file_name().to_string_lossy().starts_with('.')
 }

@@ -134,7 +134,9 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     let shown = progress::Progress::new("bringing the job to rest…");
     let events = args.events.open()?;
     let tell = shown.is_shown() || events.are_wanted();
-    let order = Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms, tell };
+    let last_word = false;
+    let order =
+        Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms, tell, last_word };
     let mut report = Report::default();
     let jobs = Jobs::open()?;
     let job = args.job.to_string();

@@ -166,6 +166,10 @@ pub struct Order {
     /// Whether it is told from time to time how much has been written: [`Progress::Writing`].
     #[serde(default)]
     pub tell: bool,
+    /// Whether the job ends with it because it was asked to (`--on-term`): each of its parts then
+    /// ends as one that was saved.
+    #[serde(default)]
+    pub last_word: bool,
 }
 
 /// What an image holds.

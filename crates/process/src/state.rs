@@ -299,6 +299,13 @@ impl Ids {
 }
 
 impl ProcessState {
+    /// Takes `signal` from what is pending for the process and its threads.
+    pub(crate) fn forget(&mut self, signal: libc::c_int) {
+        let others = |info: &Hex| !info.0.starts_with(&signal.to_ne_bytes());
+        self.pending.retain(others);
+        self.threads.iter_mut().for_each(|thread| thread.pending.retain(others));
+    }
+
     /// Whether all of it can be used as it is: bounds, order, indices.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         self.ids.check()?;

@@ -184,7 +184,9 @@ impl Checkpointer {
         // A part that ends when all is done waits until it has been told.
         let _conducts = joint.conducts();
         let taken = self.conduct(joint, order, tell);
-        if let Err(error) = &taken {
+        // Who finds another at it asks again.
+        let told = |error: &&CheckpointError| !matches!(error, CheckpointError::Busy);
+        if let Some(error) = taken.as_ref().err().filter(told) {
             self.log.line(&format!("checkpoint of {} failed: {error}", joint.job));
         }
         taken
@@ -327,7 +329,7 @@ impl Checkpointer {
         let image = claim.folder().to_owned();
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
-        self.note(&image, &manifest, stall_seconds, seconds);
+        self.note(&image, &manifest, (stall_seconds, seconds), order.last_word);
         self.keeper.durable(&image, held.zip(ttl), &self.log);
         self.retain(&dir, &name.to_string());
         tell(Progress::Durable { image, bytes, seconds, verified });
@@ -467,12 +469,19 @@ impl Checkpointer {
         }
     }
 
-    fn note(&self, image: &Path, manifest: &Manifest, stall_seconds: f64, seconds: f64) {
+    fn note(
+        &self,
+        image: &Path,
+        manifest: &Manifest,
+        (stall_seconds, seconds): (f64, f64),
+        last_word: bool,
+    ) {
         let last = LastImage {
             image: image.to_owned(),
             captured: manifest.captured,
             bytes: manifest.bytes(),
             stall_seconds,
+            last_word,
         };
         let noted = last.write(&self.last).and_then(|()| self.recovery.images.add(image));
         if let Err(error) = noted {

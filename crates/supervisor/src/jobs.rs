@@ -194,6 +194,9 @@ pub struct LastImage {
     pub bytes: u64,
     /// How long the job stood still for it.
     pub stall_seconds: f64,
+    /// Whether the job ended with it, as all ranks do that are asked to end (`--on-term`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub last_word: bool,
 }
 
 impl LastImage {

@@ -37,6 +37,7 @@ mod signals;
 mod stats;
 mod swap;
 mod tally;
+mod together;
 mod trace;
 mod turn;
 mod verify;
@@ -86,6 +87,7 @@ use std::time::Instant;
 use tally::Tally;
 pub use tally::{Checkpoints, LastFailure};
 use thiserror::Error;
+use together::Ranks;
 use turn::Turn;
 use warm::{Kind, Own, Sources};
 use watch::Watch;
@@ -348,11 +350,14 @@ fn supervise(
     let except = beside.map(|pid| pid as i32).collect();
     let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except };
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
+    let ranks = Ranks::of(joint.as_ref(), dir);
     let checkpointer = serve_control(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.turn.start();
     let end = rank.map(|(seat, open)| rank::serve(&seat, open, &log)).transpose()?;
-    let program = match Program::start(spec, name, dir, &signals, end) {
+    // Where SIGTERM reaches all processes of a step, the job is to be there when it is captured.
+    let withheld = ranks.as_ref().and(spec.policy.on_term).map(|_| libc::SIGTERM);
+    let program = match Program::start(spec, name, dir, (&signals, withheld), end) {
         Ok(program) => Arc::new(program),
         Err(error) => {
             meta.state = State::Exited(i32::from(error.exit_code()));
@@ -377,6 +382,7 @@ fn supervise(
         log: log.clone(),
         signal: Arc::new(move |signal| signalled.signal(signal)),
         missed: missed.clone(),
+        ranks,
     };
     let outcome = watch.wait(&signals, || {
         let outcome = program.reap(&proxies, &recovery);

@@ -21,12 +21,16 @@ struct State {
     last: Option<String>,
     /// When that one was asked for, seconds since 1970, if the job has been captured.
     captured: Option<u64>,
+    /// Whether the job has ended with its last image, as all ranks of its step do.
+    saved: bool,
 }
 
 impl Missed {
     pub(crate) fn new() -> Missed {
         let good = Instant::now();
-        Missed(Mutex::new(State { good, failures: 0, latest: None, last: None, captured: None }))
+        let (latest, last, captured) = (None, None, None);
+        let state = State { good, failures: 0, latest, last, captured, saved: false };
+        Missed(Mutex::new(state))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -54,6 +58,18 @@ impl Missed {
     /// `since`, in seconds since 1970.
     pub(crate) fn captured_last(&self, since: u64) {
         self.state().captured = Some(since);
+    }
+
+    /// Notes that the job was saved and ended with all ranks of its step: whatever has failed
+    /// before is made good.
+    pub(crate) fn saved(&self) {
+        let mut state = self.state();
+        (state.latest, state.last, state.saved) = (None, None, true);
+    }
+
+    /// Returns whether it was.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.state().saved
     }
 
     /// Returns when the checkpoint was asked for by which the job was captured before its end.

@@ -45,8 +45,8 @@ impl Policy {
 impl Policy {
     /// Returns the options that say what a rank of a step of several cannot have, and whether each
     /// is given.
-    pub(crate) fn needs_one_part(&self) -> [(&'static str, bool); 2] {
-        [("--recover", self.recover.is_some()), ("--on-term", self.on_term.is_some())]
+    pub(crate) fn needs_one_part(&self) -> [(&'static str, bool); 1] {
+        [("--recover", self.recover.is_some())]
     }
 }
 
@@ -209,6 +209,16 @@ pub struct OnTerm {
     /// What kedge ends with when the job has been captured so: the batch system requeues it.
     #[serde(default)]
     pub requeue_exit: Option<u8>,
+}
+
+/// As `--on-term` takes it.
+impl fmt::Display for OnTerm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.deadline {
+            Some(deadline) => write!(f, "checkpoint,{}ms", deadline.as_millis()),
+            None => f.write_str("checkpoint"),
+        }
+    }
 }
 
 /// The folder that the processes of the job know whose image that is.

@@ -58,15 +58,16 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts the program in this process's group, with its descriptors.
+    /// Starts the program in this process's group, with its descriptors, and with the signal
+    /// blocked that is withheld from it.
     pub(crate) fn start(
         spec: &JobSpec,
         name: &JobName,
         dir: &JobDir,
-        signals: &Signals,
+        (signals, withheld): (&Signals, Option<libc::c_int>),
         rank: Option<End>,
     ) -> Result<Program, RunError> {
-        let mask = signals.original();
+        let mask = signals.original_with(withheld);
         let mut command = Command::new(&spec.program);
         command
             .args(&spec.arguments)

@@ -18,6 +18,7 @@ use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
 use crate::tally::Tally;
+use crate::together::Ranks;
 use crate::turn::Turn;
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
@@ -245,7 +246,8 @@ fn restart_one(
     }
     let restarted = Arc::new(restarted);
     let missed = Arc::new(Missed::new());
-    let outcome = watch(policy.clone(), dir, &log, &signals, &restarted, &missed);
+    let ranks = Ranks::of(place.joint, dir);
+    let outcome = watch((policy.clone(), ranks), dir, &log, &signals, &restarted, &missed);
     if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
         drop(restarted);
         recover::end_all()?;
@@ -331,6 +333,10 @@ fn first_that_works<'a>(
         let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Others);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
+        let policy = spec.policy.or(Policy::of_image(manifest));
+        let ranks = joint.and_then(|joint| joint.ranks);
+        // It was withheld from ranks, and meant for a step in which they are no longer.
+        let forgets = ranks.and(policy.on_term).map(|_| libc::SIGTERM);
         let options = RestartOptions {
             paths,
             plugins,
@@ -339,6 +345,7 @@ fn first_that_works<'a>(
             give_up,
             tell,
             others,
+            forgets,
             ..usual
         };
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
@@ -382,7 +389,7 @@ fn first_that_works<'a>(
 
 /// Waits for the job's end: how that was; `None` where its init was killed, and nobody knows.
 fn watch(
-    policy: Policy,
+    (policy, ranks): (Policy, Option<Ranks>),
     dir: &JobDir,
     log: &Arc<JobLog>,
     signals: &Signals,
@@ -408,6 +415,7 @@ fn watch(
         // One that has ended takes no signal.
         signal: Arc::new(move |signal| drop(signalled.signal(signal))),
         missed: missed.clone(),
+        ranks,
     };
     watch.wait(signals, || status.get().copied())
 }

@@ -67,6 +67,10 @@ pub(crate) fn concluded(
     log: &JobLog,
 ) -> Outcome {
     let requeue = policy.on_term.and_then(|on_term| on_term.requeue_exit);
+    if missed.is_saved() {
+        // As one that was asked to end.
+        return requeue.map_or(Outcome::Killed(libc::SIGTERM), Outcome::Exited);
+    }
     if let (Some(status), Some(since)) = (requeue, missed.captured_since()) {
         let dir = policy.dir.as_deref();
         let images = dir.map_or_else(|| Ok(Vec::new()), |dir| images(dir, job));

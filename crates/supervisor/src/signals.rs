@@ -98,9 +98,14 @@ impl Signals {
         }
     }
 
-    /// The mask for the program, to be set between fork and exec.
-    pub(crate) fn original(&self) -> libc::sigset_t {
-        self.original
+    /// The mask for the program, to be set between fork and exec, with one more signal blocked.
+    pub(crate) fn original_with(&self, one: Option<libc::c_int>) -> libc::sigset_t {
+        let mut mask = self.original;
+        if let Some(one) = one {
+            // SAFETY: the set is initialised; a number that is no signal's changes nothing.
+            unsafe { libc::sigaddset(&mut mask, one) };
+        }
+        mask
     }
 }
 

@@ -8,11 +8,15 @@ use crate::missed::Missed;
 use crate::pace::Pace;
 use crate::policy::{OnTerm, Policy};
 use crate::signals::{Signal, Signals};
+use crate::together::Ranks;
 use kedge_control::joblog::JobLog;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Before whoever finds another at a checkpoint waits for its end.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A job that runs.
 pub(crate) struct Watch {
@@ -25,6 +29,8 @@ pub(crate) struct Watch {
     pub(crate) settle: Box<dyn Fn(Option<Instant>)>,
     /// Which of the checkpoints that the policy wants could not be taken.
     pub(crate) missed: Arc<Missed>,
+    /// That the job is one of several ranks.
+    pub(crate) ranks: Option<Ranks>,
 }
 
 impl Watch {
@@ -39,13 +45,21 @@ impl Watch {
         loop {
             match signals.next() {
                 Signal::Forward(libc::SIGTERM) if ending.is_none() && self.has_last_word() => {
-                    ending = Some(self.checkpoint_and_end());
+                    ending = Some(match &self.ranks {
+                        Some(ranks) => self.end_together(ranks.clone()),
+                        None => self.checkpoint_and_end(),
+                    });
                 }
+                // Slurm tells all processes, and those that pass it on besides.
+                Signal::Forward(libc::SIGTERM) if ending.is_some() && self.ranks.is_some() => {}
                 Signal::Forward(signal) => (self.signal)(signal),
                 Signal::Child => {
                     if let Some(outcome) = ended() {
                         // An image of a program that has ended since is a good image.
                         (self.settle)(ending.flatten());
+                        if self.ranks.as_ref().is_some_and(Ranks::are_saved) {
+                            self.missed.saved();
+                        }
                         return outcome;
                     }
                 }
@@ -68,7 +82,8 @@ impl Watch {
                 thread::sleep(next.saturating_duration_since(Instant::now()));
                 begun = next;
                 let tell = |progress: &Progress| pace.heard(progress);
-                let taken = take_one(&control, Until::Durable, None, tell);
+                let order = Order { ahead: true, ..Order::default() };
+                let taken = take_one(&control, &order, Until::Durable, None, tell);
                 if let Err(error) = &taken {
                     log.line(&format!("interval checkpoint: {error}"));
                 }
@@ -92,7 +107,9 @@ impl Watch {
         let (missed, since) = (self.missed.clone(), jobs::now());
         let last_word = move || {
             let (done, captured) = mpsc::channel();
-            let taken = move || take_one(&control, Until::Captured, deadline, |_| {});
+            // The last of it: whoever restarts it later wants to know whether it can be.
+            let order = Order { verify: true, ..Order::default() };
+            let taken = move || take_one(&control, &order, Until::Captured, deadline, |_| {});
             let taking = move || done.send(taken());
             let taking = thread::Builder::new().name("last image".into()).spawn(taking);
             let result = match deadline {
@@ -121,6 +138,27 @@ impl Watch {
     }
 }
 
+impl Watch {
+    /// Has all ranks saved and ended. The program does not see SIGTERM: what has not been captured
+    /// at the deadline is killed, and without one the batch system does that.
+    fn end_together(&self, ranks: Ranks) -> Option<Instant> {
+        let OnTerm { deadline, .. } = self.policy.on_term?;
+        let deadline = deadline.map(|deadline| Instant::now() + deadline);
+        let (control, log, signal) = (self.control.clone(), self.log.clone(), self.signal.clone());
+        let missed = self.missed.clone();
+        let last_word = move || {
+            if !ranks.save(control, deadline, &log, &missed) {
+                signal(libc::SIGKILL);
+            }
+        };
+        if thread::Builder::new().name("term".into()).spawn(last_word).is_err() {
+            self.log.line("cannot start a thread: no checkpoint on SIGTERM");
+        }
+        // The others' image may be under way when the program ends.
+        None
+    }
+}
+
 /// Notes when the next checkpoint is due, and how often they come. Nothing but what is shown
 /// depends on it: who has no room for that is told by the checkpoint itself.
 fn tell_next(control: &Path, next: Instant, every: Duration) {
@@ -129,22 +167,21 @@ fn tell_next(control: &Path, next: Instant, every: Duration) {
     let _ = jobs::note_next(control, &Next { at, every });
 }
 
-/// A checkpoint as the job's policy has it, after the one that may be under way.
-fn take_one(
+/// The checkpoint that `order` asks for, after the one that may be under way.
+pub(crate) fn take_one(
     control: &Path,
+    order: &Order,
     until: Until,
     deadline: Option<Instant>,
     mut tell: impl FnMut(&Progress),
 ) -> Result<(), TakeError> {
     loop {
-        // What is captured before the program ends is the last of it: whoever restarts it later
-        // wants to know.
-        let (ahead, verify) = (matches!(until, Until::Durable), matches!(until, Until::Captured));
-        let order = Order { ahead, verify, ..Order::default() };
-        match control::take(control, &order, until, &mut tell) {
+        match control::take(control, order, until, &mut tell) {
             Err(TakeError::Failed { busy: true, .. })
                 if deadline.is_none_or(|at| Instant::now() < at) =>
             {
+                // A part that has not been called yet has nothing to settle.
+                thread::sleep(PAUSE);
                 control::settle(control, deadline);
             }
             other => return other,

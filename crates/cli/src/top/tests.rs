@@ -54,6 +54,7 @@ fn trains() -> Job {
         captured: NOW - 290,
         bytes: 3 << 30,
         stall_seconds: 0.012,
+        last_word: false,
     };
     let devices = Devices {
         each: vec![

@@ -59,6 +59,9 @@ pub struct RestartOptions {
     pub at: Option<fn(Moment)>,
     /// The other parts of the job, which are restarted at the same time.
     pub others: Option<&'static dyn Others>,
+    /// A signal that was pending for the job and was meant for its former life: it does not come
+    /// back.
+    pub forgets: Option<libc::c_int>,
 }
 
 /// So often, in milliseconds.
@@ -70,7 +73,7 @@ impl RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
         let (plugins, inherits) = (More::new(), Vec::new());
         let (lazy, give_up, tell) = (false, || false, |_: &str| {});
-        let (journal, at, others) = (None, None, None);
+        let (journal, at, others, forgets) = (None, None, None, None);
         RestartOptions {
             folder,
             streams,
@@ -83,6 +86,7 @@ impl RestartOptions {
             journal,
             at,
             others,
+            forgets,
         }
     }
 }
@@ -148,6 +152,9 @@ impl Plan {
             processes: Vec::new(),
         };
         plan.processes = processes(&opened, &plan.manifest, &plan.job)?;
+        if let Some(signal) = options.forgets {
+            plan.processes.iter_mut().for_each(|process| process.forget(signal));
+        }
         plan.check()?;
         Ok(plan)
     }

@@ -30,6 +30,8 @@ pub(crate) enum ConductError {
     Failed(String),
     #[error("a part has joined or left the job meanwhile: try again")]
     Changed,
+    #[error("{there} of the step's {all} ranks take part: what has ended cannot be saved")]
+    Ranks { there: usize, all: u32 },
 }
 
 impl Checkpointer {
@@ -194,11 +196,15 @@ fn present(joint: &Joint, client: &mut Client) -> Result<Vec<String>, ConductErr
         // Of those on other hosts nobody here knows but by their having joined.
         let all_here = running.iter().all(|part| joined.contains(part));
         let complete = all_here && (joint.place.far.is_some() || joined.len() == running.len());
-        if complete && !joined.is_empty() {
+        // A step of fewer ranks could not bring them back.
+        let missing = joint.ranks.filter(|all| joined.len() != *all as usize);
+        if complete && missing.is_none() && !joined.is_empty() {
             return Ok(joined);
         }
         if begin.elapsed() > JOINING {
-            return Err(ConductError::Changed);
+            let there = joined.len();
+            let ranks = |all| ConductError::Ranks { there, all };
+            return Err(missing.map_or(ConductError::Changed, ranks));
         }
         thread::sleep(Duration::from_millis(5));
     }

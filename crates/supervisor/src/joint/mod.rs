@@ -52,6 +52,8 @@ pub(crate) struct Joint {
     joined: Arc<Mutex<Option<Client>>>,
     /// Read by whoever conducts a checkpoint here, until its asker knows how it went.
     conducting: Arc<RwLock<()>>,
+    /// How many ranks the step has whose ranks the parts are, if they are a step's.
+    pub(crate) ranks: Option<u32>,
 }
 
 /// Removes what an ended job has left whose parts these are.
@@ -108,7 +110,7 @@ impl Joint {
         let place = Place { folder: jobs.joint_dir(job)?, far };
         let (job, jobs) = (job.clone(), jobs.clone());
         let (joined, conducting) = (Arc::default(), Arc::default());
-        Ok(Joint { job, part, place, jobs, joined, conducting })
+        Ok(Joint { job, part, place, jobs, joined, conducting, ranks: None })
     }
 
     /// Joins as that part, unless another host has it.

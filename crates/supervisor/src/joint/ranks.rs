@@ -7,6 +7,7 @@ use crate::jobs::{JobDir, JobError, JobName, Jobs};
 use crate::rank::{Meeting, Open, RankError, STARTS, hear, met, tell};
 use crate::{JobSpec, RunError};
 use kedge_coordinator::{Far, FarError, JobKey};
+use kedge_pmi::Rank;
 use std::path::Path;
 
 /// The host that has started the step: the way to it is one that the step's nodes have.
@@ -33,10 +34,10 @@ pub(crate) fn enter_step(
             return Err(failed(open, error.into()));
         }
         met(open)?;
-        return Ok(enter_as(jobs, &job, open.rank.rank, far)?);
+        return Ok(enter_as(jobs, &job, &open.rank, far)?);
     }
     let job = spec.name.clone().unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
-    let (joint, dir, meeting) = match first(jobs, &job) {
+    let (joint, dir, meeting) = match first(jobs, &job, &open.rank) {
         Ok(first) => first,
         Err(error) => return Err(failed(open, error)),
     };
@@ -108,12 +109,12 @@ pub(super) fn does_the_same(own: &str, first: &str) -> Result<(), RankError> {
     }
 }
 
-fn first(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir, Meeting), RunError> {
+fn first(jobs: &Jobs, job: &JobName, rank: &Rank) -> Result<(Joint, JobDir, Meeting), RunError> {
     let mut tries = 0;
     loop {
         tries += 1;
         let (far, meeting) = draw(job, STARTS)?;
-        match enter_as(jobs, job, 0, far) {
+        match enter_as(jobs, job, rank, far) {
             Ok((joint, dir)) => return Ok((joint, dir, meeting)),
             Err(JobError::Join { .. }) if tries < TRIES => {}
             Err(error) => return Err(error.into()),
@@ -121,18 +122,19 @@ fn first(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir, Meeting), RunErro
     }
 }
 
-/// Takes the part `number` of the job `job` for this process.
+/// Takes the part of that rank's number of the job `job` for this process.
 fn enter_as(
     jobs: &Jobs,
     job: &JobName,
-    number: u32,
+    rank: &Rank,
     far: Far,
 ) -> Result<(Joint, JobDir), JobError> {
     let folder = jobs.joint_dir(job)?;
     let _one = lock(&folder.join("parts.lock"))?;
     clear(jobs, &jobs.parts(job)?);
-    let part = part_name(job, number)?;
-    let joint = Joint::of(jobs, job, part.clone(), Some(far))?;
+    let part = part_name(job, rank.rank)?;
+    let ranks = Some(rank.size);
+    let joint = Joint { ranks, ..Joint::of(jobs, job, part.clone(), Some(far))? };
     if !joint.claim()? {
         return Err(JobError::InUse { name: part });
     }

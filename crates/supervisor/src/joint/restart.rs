@@ -68,7 +68,8 @@ impl Joining {
         let job: JobName = self.job.parse()?;
         let far = self.at.as_ref().map(|at| far(at, None)).transpose();
         let failed = |error: FarError| JobError::Join { job: job.clone(), why: error.to_string() };
-        Joint::of(jobs, &job, part.clone(), far.map_err(failed)?)
+        let ranks = self.rank.as_ref().map(|_| self.parts);
+        Ok(Joint { ranks, ..Joint::of(jobs, &job, part.clone(), far.map_err(failed)?)? })
     }
 }
 
@@ -495,6 +496,12 @@ fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) 
     }
     if let Some(warm) = spec.policy.warm {
         command.arg(format!("--warm={warm}"));
+    }
+    // Whoever ends with one part's last image has the others end with it.
+    if let (Some(on_term), Some(_)) = (spec.policy.on_term, &joining.rank) {
+        command.arg("--on-term").arg(on_term.to_string());
+        let status = on_term.requeue_exit.map(|status| status.to_string());
+        command.args(status.iter().flat_map(|status| ["--requeue-exit", status]));
     }
     if spec.lazy {
         command.arg("--lazy");
