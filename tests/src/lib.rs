@@ -13,6 +13,7 @@ mod hosts;
 mod interrupted;
 pub mod job;
 mod moved;
+pub mod mpi;
 pub mod network;
 pub mod place;
 pub mod random;

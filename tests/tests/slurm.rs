@@ -5,6 +5,7 @@
 use kedge_image::Manifest;
 use kedge_left_out::left_out;
 use kedge_tests::job::{User, send, steps_in, wait_for_steps};
+use kedge_tests::mpi::with_device;
 use kedge_tests::slurm::Slurm;
 use kedge_tests::world::stderr;
 use kedge_tests::{host, root};
@@ -25,17 +26,28 @@ struct Site {
     slurm: Slurm,
     /// What the ranks run.
     program: Vec<String>,
+    /// Their devices.
+    gpu: &'static str,
 }
 
 impl Site {
     /// So many nodes, for a user's program of MPICH's that does so many steps; `None` where there
     /// can be none, which is counted.
     fn of_mpich(name: &str, user: User, nodes: usize, steps: u64) -> Option<Site> {
+        Site::with("none", name, user, nodes, steps)
+    }
+
+    /// The same for one whose ranks use such devices.
+    fn with(gpu: &'static str, name: &str, user: User, nodes: usize, steps: u64) -> Option<Site> {
         let slurm = Slurm::new(name, user, nodes)?;
         let home = slurm.cluster.world.home();
-        let source = root().join("crates/process/tests/mpi.c");
         let mut compiler = Command::new("mpicc.mpich");
-        match compiler.arg("-O1").arg("-o").arg(home.join("mpi")).arg(source).status() {
+        compiler.arg("-O1").arg("-o").arg(home.join("mpi"));
+        match gpu {
+            "none" => compiler.arg(root().join("crates/process/tests/mpi.c")),
+            _ => compiler.args(with_device(&home.join("mpi"))),
+        };
+        match compiler.status() {
             Err(error) => {
                 left_out(name, &format!("mpicc.mpich: {error}: scripts/setup --tests"));
                 return None;
@@ -55,7 +67,7 @@ impl Site {
         let set = [format!("LD_PRELOAD={own}"), format!("KEDGE_DEVICES={devices}")];
         let program = ["env".to_owned()].into_iter().chain(set);
         let program = program.chain(["./mpi".to_owned(), steps.to_string()]).collect();
-        Some(Site { slurm, program })
+        Some(Site { slurm, program, gpu })
     }
 
     fn home(&self) -> PathBuf {
@@ -78,7 +90,7 @@ impl Site {
     /// Starts the job on two nodes, which writes its steps to `out.0`.
     fn start(&self, options: &[&str], nodes: [usize; 2]) -> Child {
         let images = self.slurm.cluster.images();
-        let run = ["run", "--gpu", "none", "--job", "sim", "--ckpt-dir", &images];
+        let run = ["run", "--gpu", self.gpu, "--job", "sim", "--ckpt-dir", &images];
         let program: Vec<&str> = self.program.iter().map(String::as_str).collect();
         let mut command = self.srun(&nodes, 2, &[&run[..], options, &["--"], &program].concat());
         command.stdout(File::create(self.home().join("out.0")).expect("a file"));
@@ -230,6 +242,28 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
     let all = steps_in(&site.home(), 1);
     let last = all.last().and_then(|line| line.split(' ').nth(1)?.parse().ok());
     site.goes_on(1, last.expect("a step"));
+    site.goes_on(2, STEPS);
+}
+
+/// Ranks with a device each, and messages in the memory that devices copy from and to. Killed, they
+/// come back on two other nodes; told to end there, once more.
+#[test]
+fn ranks_with_devices_come_back_on_other_nodes() {
+    const STEPS: u64 = 200;
+    let Some(site) = Site::with("soft", "slurmg", User::Nobody, 4, STEPS) else { return };
+    let options = ["--on-term", "checkpoint,30s", "--requeue-exit", "85"];
+    let first = site.start(&options, [0, 1]);
+    wait_for_steps(&site.home(), 0, 20);
+    site.checkpoint(1, &[]);
+    site.cancel("KILL");
+    ended(first);
+    let second = site.restart(&[2, 3], 1);
+    wait_for_steps(&site.home(), 1, 50);
+    site.cancel("TERM");
+    let second = ended(second);
+    assert_eq!(second.status.code(), Some(85), "{} {}", stderr(&second), site.logs(3));
+    let third = ended(site.restart(&[2, 3], 2));
+    assert_eq!(third.status.code(), Some(WELL), "{} {}", stderr(&third), site.logs(3));
     site.goes_on(2, STEPS);
 }
 

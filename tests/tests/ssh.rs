@@ -9,6 +9,8 @@ use kedge_tests::job::{
 };
 use kedge_tests::remote::Remote;
 use kedge_tests::world::stderr;
+
+use kedge_tests::mpi::with_device;
 use kedge_tests::{host, root};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -28,6 +30,8 @@ struct Site {
     started: Vec<Child>,
     remote: Remote,
     cluster: Cluster,
+    /// The devices of the job's parts.
+    gpu: &'static str,
 }
 
 impl Site {
@@ -44,7 +48,7 @@ impl Site {
         }
         let all: Vec<usize> = (0..cluster.hosts.len()).collect();
         let remote = Remote::new(name, &cluster, &all)?;
-        Some(Site { started: Vec::new(), remote, cluster })
+        Some(Site { started: Vec::new(), remote, cluster, gpu: "none" })
     }
 
     /// kedge on a host, whose programs find ssh.
@@ -62,7 +66,7 @@ impl Site {
     /// The same with further options.
     fn run_as(&self, options: &[&str], program: &[&str]) -> Command {
         let images = self.cluster.images();
-        let run = ["run", "--gpu", "none", "--job", "j", "--ckpt-dir", &images];
+        let run = ["run", "--gpu", self.gpu, "--job", "j", "--ckpt-dir", &images];
         self.kedge(0, &[&run[..], options, &["--"], program].concat())
     }
 
@@ -331,11 +335,16 @@ fn are_right(lines: &[String], steps: u64) {
     assert_eq!(said.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
 }
 
-/// Whether there is such a compiler, which is counted: the program is `mpi` then.
+/// Whether there is such a compiler, which is counted: the program is `mpi` then, of ranks that use
+/// devices if the job has some.
 fn compiled(name: &str, site: &Site, compiler: &str) -> bool {
-    let source = root().join("crates/process/tests/mpi.c");
+    let program = site.cluster.world.home().join("mpi");
     let mut command = Command::new(compiler);
-    command.arg("-O1").arg("-o").arg(site.cluster.world.home().join("mpi")).arg(source);
+    command.arg("-O1").arg("-o").arg(&program);
+    match site.gpu {
+        "none" => command.arg(root().join("crates/process/tests/mpi.c")),
+        _ => command.args(with_device(&program)),
+    };
     match command.status() {
         Err(error) => {
             left_out(name, &format!("{compiler}: {error}: scripts/setup --tests"));
@@ -350,8 +359,21 @@ fn compiled(name: &str, site: &Site, compiler: &str) -> bool {
 
 /// A launcher's own command line, unchanged, on so many hosts; saved, and brought back on others.
 fn mpi_comes_back(name: &str, user: User, compiler: &str, hosts: usize, launcher: &[&str]) {
+    mpi_comes_back_with("none", name, user, compiler, hosts, launcher);
+}
+
+/// The same of ranks with such devices.
+fn mpi_comes_back_with(
+    gpu: &'static str,
+    name: &str,
+    user: User,
+    compiler: &str,
+    hosts: usize,
+    launcher: &[&str],
+) {
     const STEPS: u64 = 300;
     let Some(mut site) = Site::of(name, user, &[hosts, hosts]) else { return };
+    site.gpu = gpu;
     let home = site.cluster.world.home();
     if !compiled(name, &site, compiler) {
         return;
@@ -388,6 +410,14 @@ fn open_mpi_on_two_hosts_comes_back_on_two_others() {
     let hosts = ["10.79.1.1,10.79.1.2"];
     let launcher = [&OPEN_MPI[..], &hosts].concat();
     mpi_comes_back("ssho2", User::Same, "mpicc.openmpi", 2, &launcher);
+}
+
+/// An image holds the devices of all ranks at one moment, and what was on its way between hosts.
+#[test]
+fn open_mpi_s_ranks_with_devices_come_back_on_two_others() {
+    let hosts = ["10.79.1.1,10.79.1.2"];
+    let launcher = [&OPEN_MPI[..], &hosts].concat();
+    mpi_comes_back_with("soft", "sshog", User::Same, "mpicc.openmpi", 2, &launcher);
 }
 
 #[test]
