@@ -1,6 +1,7 @@
 //! What an image has of a client's devices, for people to look at: nothing is restored, and
 //! contents are not read.
 
+use crate::places;
 use crate::saved::{self, SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Codec, Extent, ImageFile};
 use kedge_protocol::Message;
@@ -58,7 +59,12 @@ const MODULES: &str = "modules";
 /// # Errors
 /// What is wrong with the file.
 pub fn contents(file: &ImageFile) -> Result<DeviceContents, String> {
-    let saved = saved::read(file).map_err(|error| error.to_string())?;
+    let places = places::read_places(file).map_err(|error| error.to_string())?;
+    let saved = match places {
+        // What its devices hold is told of the files of its places.
+        Some(places) => places.client(),
+        None => saved::read(file).map_err(|error| error.to_string())?,
+    };
     let names = saved.devices.iter().map(|device| device.name.to_string());
     Ok(DeviceContents {
         pid: saved.hello.pid,

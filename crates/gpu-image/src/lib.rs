@@ -5,9 +5,13 @@
 
 mod before;
 mod contents;
+mod places;
 mod saved;
 
 pub use contents::{DeviceContents, MemoryContents, contents};
+pub use places::{
+    PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, is_of_place, place_file, read_places,
+};
 pub use saved::{
     SECTION, SavedObject, SavedProxy, SavedSharing, SavedStep, StateError, VERSION, read,
 };

@@ -98,6 +98,12 @@ pub enum StateError {
         before::VERSION
     )]
     Unknown { found: u32 },
+    #[error(
+        "the image's list of places is of version {found}; this kedge knows {}: restart it with the \
+         kedge that wrote it",
+        crate::places::PLACES_VERSION
+    )]
+    UnknownPlaces { found: u32 },
 }
 
 /// Reads everything but bytes from the file of a client's devices.

@@ -96,6 +96,11 @@ impl ImageFile {
         &rest[..count]
     }
 
+    /// Returns whether there is a section `number`.
+    pub fn has_section(&self, number: u64) -> bool {
+        self.extents.iter().any(|e| e.kind == Kind::Section && e.address == number)
+    }
+
     /// The section `number`.
     pub fn section(&self, number: u64) -> Result<Vec<u8>, ImageError> {
         let found = self.extents.iter().find(|e| e.kind == Kind::Section && e.address == number);
