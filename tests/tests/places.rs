@@ -173,8 +173,7 @@ fn what_several_places_cannot_is_refused() {
     let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
     out.read_line(&mut String::new()).expect("text");
     for (order, what) in [
-        (&["checkpoint", "j"][..], "a checkpoint"),
-        (&["migrate", "j", "--to", "soft"], "moving a job"),
+        (&["migrate", "j", "--to", "soft"][..], "moving a job"),
         (&["swap", "out", "j"], "swapping"),
     ] {
         let output = world.output(order);
@@ -187,9 +186,7 @@ fn what_several_places_cannot_is_refused() {
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("text");
     assert!(child.wait().expect("it has ended").success() && rest == "ok\n", "{rest}");
-    for option in
-        ["--hold", "--recover", "--warm", "--interval=1m", "--on-term=checkpoint", "--move-to=soft"]
-    {
+    for option in ["--hold", "--warm", "--move-to=soft"] {
         let output = world.output(&["run", "--gpu", &gpu, option, "--", "true"]);
         assert_eq!(output.status.code(), Some(125), "{option}: {output:?}");
         let name = option.split('=').next().expect("a name");

@@ -206,9 +206,6 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
-    if let Some(refused) = args.gpu.as_ref().and_then(|gpu| gpu.refuse_several("a restart")) {
-        return Err(Failure::new(refused));
-    }
     let (name, paths, gpu, lazy) = (args.job, args.paths, args.gpu, args.lazy);
     let joining = args.part.as_deref().and_then(Joining::parse);
     if args.part.is_some() != joining.is_some() {

@@ -254,9 +254,6 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     if let (true, Some(dir), Some(job)) = (args.resume, &policy.dir, &args.job)
         && !resume::images(dir, job).unwrap_or_default().is_empty()
     {
-        if let Some(refused) = args.gpu.as_ref().and_then(|gpu| gpu.refuse_several("--resume")) {
-            return Err(Failure::new(refused));
-        }
         let manner = Manner { quiet: args.quiet, events: args.events.open()? };
         let spec = resumed(&args, &manner, dir.clone(), job.clone(), policy.clone());
         return manner.conclude(kedge_supervisor::restart(&spec));

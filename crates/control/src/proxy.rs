@@ -44,7 +44,7 @@ wire! {
         PrepareRound = 24 {},
         /// Go on → `Yes`.
         Open = 4 {},
-        /// Write what was captured to a new file, and forget it → `Written`.
+        /// Write what was captured to a new file, and forget it → `Written` or `WrittenAll`.
         Write = 5 { path: Text<4096>, codec: Text<16> },
         /// Forget what was captured → `Yes`.
         Forget = 6 {},
@@ -93,6 +93,14 @@ wire! {
         Arrive = 23 { client: u32, owner: Text<4096>, token: Text<64> },
     }
 
+    /// A file of an image.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct WrittenFile {
+        pub name: Text<256>,
+        pub bytes: u64,
+        pub checksum: u64,
+    }
+
     #[derive(Debug, Clone, PartialEq)]
     pub enum Answer {
         /// The client's process, and the inodes of the connection: the proxy's socket, the ring,
@@ -103,6 +111,9 @@ wire! {
         Captured = 3 { bytes: u64 },
         /// `builds`: the file refers to the one that it could.
         Written = 4 { bytes: u64, checksum: u64, builds: bool },
+        /// The same of a client whose devices are of several places: its file, and behind it one
+        /// for each place, beside it.
+        WrittenAll = 12 { files: List<WrittenFile, 17>, builds: bool },
         /// `pid`: the proxy's, whose descriptors some are known by. `released`: files of memory
         /// that it had.
         Shares = 7 { pid: u32, shares: List<Share, MAX_SHARES>, released: List<(u64, u64), 4096> },

@@ -180,7 +180,7 @@ fn say_unfit(host: &dyn Host, was_ready: bool, choice: &DeviceChoice) {
 
 /// The positions of the devices that the client sees, at least one; and why it names less than it
 /// seems to.
-fn choose(
+pub(crate) fn choose(
     infos: &[DeviceInfo],
     choice: &DeviceChoice,
 ) -> Result<(Vec<usize>, Option<Cut>), BuildError> {

@@ -177,7 +177,8 @@ impl Capture {
         if let Some(tracked) = &mut tracked {
             tracked.succeed(entry.checksum, written);
         }
-        Ok((Stored { entry, builds, drained: self.snapshot.drained() }, tracked))
+        let (beside, drained) = (Vec::new(), self.snapshot.drained());
+        Ok((Stored { entry, beside, builds, drained }, tracked))
     }
 
     /// Gives all bytes to `sink` that it has not got, and says what it has then.

@@ -9,7 +9,7 @@ use crate::moving::{Owner, Source};
 use crate::watch::Watcher;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Offer};
-use kedge_control::proxy::{Answer, Order, SEND_LIMIT};
+use kedge_control::proxy::{Answer, Order, SEND_LIMIT, WrittenFile};
 use kedge_control::sharing::MAX_SHARES;
 use kedge_device::Drained;
 use kedge_image::{Choice, FileEntry};
@@ -282,11 +282,10 @@ impl Serving {
                 let codec: Choice = codec.parse().map_err(|_| "no such codec")?;
                 let path = PathBuf::from(path.into_inner());
                 let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
-                let Stored { entry: FileEntry { bytes, checksum, .. }, builds, drained } = stored;
-                if drained.bytes > 0 {
-                    self.log.note(&told(drained));
+                if stored.drained.bytes > 0 {
+                    self.log.note(&told(stored.drained));
                 }
-                Ok(Answer::Written { bytes, checksum, builds })
+                written(stored)
             }
             (Order::Hold { image, file }, _) => {
                 let capture = captured.as_ref().ok_or("nothing was captured")?;
@@ -348,6 +347,21 @@ fn crossed(crossed: Result<(u64, bool), CaptureError>, log: &JobLog) -> Result<A
         }
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// What was written, as an answer.
+fn written(stored: Stored) -> Result<Answer, String> {
+    let Stored { entry, beside, builds, .. } = stored;
+    if beside.is_empty() {
+        return Ok(Answer::Written { bytes: entry.bytes, checksum: entry.checksum, builds });
+    }
+    let file = |FileEntry { name, bytes, checksum }| {
+        let name = Text::new(name).map_err(|error| error.to_string())?;
+        Ok(WrittenFile { name, bytes, checksum })
+    };
+    let files = std::iter::once(entry).chain(beside).map(file);
+    let files = List::new(files.collect::<Result<Vec<_>, String>>()?);
+    Ok(Answer::WrittenAll { files: files.map_err(|error| error.to_string())?, builds })
 }
 
 /// What is shared, as an answer.

@@ -126,7 +126,9 @@ pub(crate) trait Nearby {
 /// What was written.
 pub(crate) struct Stored {
     pub(crate) entry: FileEntry,
-    /// Whether it refers to the file before it.
+    /// The files beside it that belong to it: one for each of several places.
+    pub(crate) beside: Vec<FileEntry>,
+    /// Whether any of them refers to the file before it.
     pub(crate) builds: bool,
     /// What left the devices for it.
     pub(crate) drained: Drained,

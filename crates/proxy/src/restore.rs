@@ -14,6 +14,8 @@ use crate::local::Local;
 use crate::memory_first::memory_first;
 use crate::options::Options;
 use crate::phases::Phases;
+use crate::places::hub::Hub;
+use crate::places::restore::Back;
 use crate::record::{Image, Step};
 use crate::remedy;
 use crate::remote::open::SessionError;
@@ -77,6 +79,17 @@ pub(crate) enum RestoreError {
         "what is held of it lies on devices of this machine: restart it here, or from its image"
     )]
     HeldHere,
+    #[error("cannot begin with devices of several places: {0}")]
+    Places(std::io::Error),
+    #[error(
+        "a restart of devices of several places with a GPU among them, as {gpu}, is not supported \
+         as yet: give --gpu software devices"
+    )]
+    GpuAmongPlaces { gpu: String },
+    #[error(
+        "its devices were of one place, and --gpu {gpu} names several: give --gpu devices of one"
+    )]
+    OfOnePlace { gpu: String },
 }
 
 const BEYOND: RestoreError = RestoreError::Damaged("an object beyond all memory");
@@ -89,8 +102,18 @@ pub(crate) struct Restored {
     pub(crate) server: Server,
     pub(crate) executor: Box<dyn Executor>,
     pub(crate) host: Arc<ProxyHost>,
+    /// Where its devices are of several places.
+    pub(crate) hub: Option<Arc<Hub>>,
     pub(crate) saved: SavedProxy,
     pub(crate) shared: OwnedFd,
+}
+
+impl Restored {
+    /// The client is this process from now on.
+    pub(crate) fn client_is(&self, pid: u32) {
+        self.host.client_is(pid);
+        self.hub.iter().for_each(|hub| hub.client_is(pid));
+    }
 }
 
 /// What is handed over to it.
@@ -139,12 +162,29 @@ pub(crate) fn restore(
     let mut phases = Phases::begin();
     let layers = from.open()?;
     let file = layers.file(0);
-    let saved = kedge_gpu_image::read(file)?;
+    let places = kedge_gpu_image::read_places(file)?;
+    let saved = match &places {
+        Some(places) => places.client(),
+        None => kedge_gpu_image::read(file)?,
+    };
     phases.over("its notes");
     let Connection { socket, ring, shared } = connection;
     kedge_transport::check_shared_arena(shared.as_fd())?;
     kedge_transport::map_shared_arena(shared.as_fd())?;
     let server = Server::resume(socket, ring, saved.position)?;
+    if let Some(saved) = &places {
+        // What was made ready is of one place, and has the addresses.
+        drop(ready);
+        let outbox = server.outbox().clone();
+        let host = ProxyHost::new(outbox.clone(), ClientMemory::new(0), log.clone(), None);
+        let (path, shared_with, socket) = (&*from.path, &shared, server.socket());
+        let back = Back { path, saved, options, log, shared: shared_with, socket };
+        let (places, hub) = back.restore(outbox, &mut phases)?;
+        log.note(&format!("brought back in {}", phases.told()));
+        let (executor, host, hub) = (Box::new(places), Arc::new(host), Some(hub));
+        let saved = saved.client();
+        return Ok(Restored { server, executor, host, hub, saved, shared });
+    }
     let memory = ClientMemory::new(0);
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
@@ -155,11 +195,16 @@ pub(crate) fn restore(
             }
             let (layers, saved, host, shared) = (&layers, &saved, &host, &shared);
             let (socket, reconnect) = (server.socket(), options.reconnect);
-            let gone = Gone { layers, saved, host, shared, socket, reconnect };
-            let session = far::restore(lender, devices, &gone)?;
+            let (choice, windows) = (&saved.hello.choice, &[][..]);
+            let gone = Gone { layers, saved, choice, windows, host, shared, socket, reconnect };
+            fill_arena(layers, saved)?;
+            let (session, _) = far::restore(lender, devices, &gone)?;
             phases.over("its devices, far");
             log.note(&format!("brought back in {}", phases.told()));
             Box::new(session)
+        }
+        GpuSpec::Several(several) => {
+            return Err(RestoreError::OfOnePlace { gpu: several.to_string() });
         }
         _ => {
             let (choice, config) = (&saved.hello.choice, &options.backend);
@@ -172,7 +217,7 @@ pub(crate) fn restore(
             Box::new(gone.rebuild(built, own, phases)?)
         }
     };
-    Ok(Restored { server, executor, host, saved, shared })
+    Ok(Restored { server, executor, host, hub: None, saved, shared })
 }
 
 /// A client that is to be brought back on devices of this process.

@@ -272,7 +272,7 @@ fn replace(
     // Of a client in another namespace, its descriptor alone says which process that is here.
     let client = fds.pop().map_or_else(|| watch::pidfd(pid), Ok).map_err(ServeError::Watch)?;
     let here = if options.warm { watch::process_of(&client) } else { Ok(pid) };
-    restored.host.client_is(here.map_err(ServeError::Watch)?);
+    restored.client_is(here.map_err(ServeError::Watch)?);
     let (program, path) = (&*restored.saved.hello.program, path.display());
     log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}{warm}"));
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
@@ -288,13 +288,13 @@ fn go_on(
     options: &Options,
     log: Arc<JobLog>,
 ) -> Result<Infallible, ServeError> {
-    let Restored { server, executor, host, saved, shared } = restored;
+    let Restored { server, executor, host, hub, saved, shared } = restored;
     let gpu = options.backend.gpu.to_string();
     let (hello, client_memory) = (saved.hello, saved.client_memory);
     let devices = saved.devices.into_inner();
     let identity = Identity { gpu, hello, client_memory, devices };
     let outbox = server.outbox().clone();
-    let connected = Connected { server, executor, host, hub: None, identity, shared, pid };
+    let connected = Connected { server, executor, host, hub, identity, shared, pid };
     let result = connected.run(client, Some(control), options, log);
     outbox.close();
     result

@@ -77,7 +77,7 @@ impl Amount {
         }
         let files = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let of_devices =
-            files.filter(|file| file.file_name().to_str().is_some_and(gpu::is_of_client));
+            files.filter(|file| file.file_name().to_str().is_some_and(gpu::is_of_devices));
         let bytes = of_devices.filter_map(|file| file.metadata().ok()).map(|data| data.len());
         (bytes.fold(stored, u64::saturating_add), None)
     }

@@ -46,7 +46,7 @@ mod watch;
 
 pub use again::{CONFIG, kedge_again};
 use checkpoint::{Checkpointer, new_life};
-pub use gpu::is_of_client as is_of_devices;
+pub use gpu::is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use joint::Joint;
 pub use joint::{Joining, KEY, far};
@@ -141,6 +141,9 @@ pub enum RunError {
     Image(#[from] kedge_image::ImageError),
     #[error("the image's devices: {0}")]
     Devices(#[from] kedge_control::gpu::BadGpuSpec),
+    /// What devices of several places cannot have.
+    #[error("{0}")]
+    Several(String),
     #[error(transparent)]
     Restart(#[from] kedge_process::EngineError),
     #[error("the image has no part {part}: it has {all}, from 0")]

@@ -31,14 +31,8 @@ impl JobGpu {
 
 impl Policy {
     /// Returns the options that say what needs devices of one place, and whether each is given.
-    pub fn needs_one_place(&self) -> [(&'static str, bool); 5] {
-        [
-            ("--hold", self.hold.is_some()),
-            ("--recover", self.recover.is_some()),
-            ("--warm", self.warm.is_some()),
-            ("--interval", self.interval.is_some()),
-            ("--on-term", self.on_term.is_some()),
-        ]
+    pub fn needs_one_place(&self) -> [(&'static str, bool); 2] {
+        [("--hold", self.hold.is_some()), ("--warm", self.warm.is_some())]
     }
 }
 

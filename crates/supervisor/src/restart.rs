@@ -103,6 +103,9 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
             return joint::restart_parts(spec, &images).map(|outcome| End::Ended(outcome.into()));
         }
+        if let Some(refused) = images.first().and_then(|(_, first)| spec.refuse_several(first)) {
+            return Err(RunError::Several(refused));
+        }
         // Each of several ranks would bring it back.
         if spec.resume.is_some()
             && let Some(ranks) = Seat::here().filter(Seat::has_others).map(|seat| seat.size)
@@ -475,6 +478,14 @@ impl RestartSpec {
     fn management(&self, dir: &JobDir, images: &[(PathBuf, Manifest)]) -> Option<Management> {
         let devices = self.devices(&images.first()?.1)?;
         management_of(dir, &Parts::find().ok()?, &devices.gpu.parse().ok()?, &devices.limits)
+    }
+
+    /// What is asked for that devices of several places cannot have, if the job is to have such.
+    fn refuse_several(&self, manifest: &Manifest) -> Option<String> {
+        let gpu = self.devices(manifest)?.gpu.parse::<GpuSpec>().ok()?;
+        let policy = self.policy.or(Policy::of_image(manifest));
+        let mut asked = policy.needs_one_place().into_iter().filter(|(_, given)| *given);
+        asked.find_map(|(option, _)| gpu.refuse_several(option))
     }
 
     /// The devices that the job is to have: those that it had, or others; none if it had none.

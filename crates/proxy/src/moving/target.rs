@@ -49,7 +49,14 @@ pub(crate) fn arrive(
         let place = Place { server: lender, devices, reconnect: options.reconnect };
         let (session, saved) = far::arrive(&stream, place, &host, &shared, server.socket())?;
         server.catch_up(saved.position);
-        return Ok(Restored { server, executor: Box::new(session), host, saved, shared });
+        return Ok(Restored {
+            server,
+            executor: Box::new(session),
+            host,
+            hub: None,
+            saved,
+            shared,
+        });
     }
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut arriving = Arriving::new(&options.backend, host.clone(), own, Devices::Wanted(ready));
@@ -57,7 +64,7 @@ pub(crate) fn arrive(
     arriving.all(&mut &stream, |Arrived { dispatcher, saved }| {
         server.catch_up(saved.position);
         let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
-        Ok(Restored { server, executor, host, saved, shared })
+        Ok(Restored { server, executor, host, hub: None, saved, shared })
     })
 }
 

@@ -134,6 +134,18 @@ impl Gates {
         (StreamId(OWN_STREAMS + self.streams), true)
     }
 
+    /// Returns whether a stream's id is one of the near end's own.
+    pub(super) fn is_own(stream: StreamId) -> bool {
+        stream.0 >= OWN_STREAMS
+    }
+
+    /// Takes note of a stream of the near end's own that a place has from an image, where it has no
+    /// work.
+    pub(super) fn remember(&mut self, at: At, ctx: CtxId, stream: StreamId) {
+        self.streams = self.streams.max(stream.0 % OWN_STREAMS);
+        self.idle.entry((at, ctx)).or_default().push(stream);
+    }
+
     /// Begins a copy whose pieces have at most `len` bytes: its name, and where they seem to lie.
     /// Its bytes stay until it is [enqueued](Gates::enqueued) and its last gate is gone.
     pub(super) fn copy(&mut self, between: [At; 2], len: u64) -> (u64, u64) {
@@ -290,6 +302,17 @@ mod tests {
         assert!(made && new.0 > OWN_STREAMS);
         // Late, or of nobody's: whoever called it goes on.
         assert_eq!(gates.call(1, over), [(1, over)]);
+    }
+
+    #[test]
+    fn streams_that_an_image_has_are_idle() {
+        let mut gates = Gates::default();
+        let known = StreamId(OWN_STREAMS + 5);
+        gates.remember(1, CTX, known);
+        assert!(Gates::is_own(known) && !Gates::is_own(StreamId(5)));
+        assert_eq!(gates.stream(0, CTX), (StreamId(OWN_STREAMS + 6), true));
+        assert_eq!(gates.stream(1, CTX), (known, false));
+        assert_eq!(gates.stream(1, CTX), (StreamId(OWN_STREAMS + 7), true));
     }
 
     #[test]

@@ -78,22 +78,24 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    /// Makes it for so many places, with a thread that opens gates: whoever hears that one is
-    /// called may not wait until another place has been told.
+    /// Makes it for so many places, all complete up to the client's message `done`, with a thread
+    /// that opens gates: whoever hears that one is called may not wait until another place has been
+    /// told.
     pub(crate) fn start(
         outlet: impl Outlet + 'static,
         memory: ClientMemory,
         log: Arc<JobLog>,
         places: usize,
+        done: u64,
     ) -> io::Result<Arc<Hub>> {
         let (heard, hears) = channel();
-        let sent = (0..places).map(|_| Sent::default()).collect();
+        let sent = (0..places).map(|_| Sent { last: done, ..Sent::default() }).collect();
         let hub = Arc::new(Hub {
             outlet: Box::new(outlet),
             memory,
             log,
             hosts: OnceLock::new(),
-            progress: Mutex::new(Progress { places: sent, newest: 0, told: 0 }),
+            progress: Mutex::new(Progress { places: sent, newest: done, told: done }),
             watched: [const { AtomicBool::new(false) }; SLOTS],
             replies: Mutex::default(),
             printed: Mutex::new(vec![false; places]),
@@ -108,6 +110,11 @@ impl Hub {
         let open = move || opens.open_gates(&hears);
         std::thread::Builder::new().name("gates".into()).spawn(open)?;
         Ok(hub)
+    }
+
+    /// The client is this process from now on.
+    pub(crate) fn client_is(&self, pid: u32) {
+        self.memory.belongs_to(pid);
     }
 
     /// Tells it who hosts each place; once.
@@ -277,6 +284,16 @@ impl Hub {
     fn watch(&self, to: &ReplyTo, watched: Watched) {
         locked(&self.replies).insert(to.number(), watched);
         self.watched[to.number() as usize].store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether places are to be sent something that did what others could not.
+    pub(super) fn is_to_undo(&self) -> bool {
+        !locked(&self.undo).is_empty()
+    }
+
+    /// Returns the newest of the client's messages that has been handed on.
+    pub(super) fn newest(&self) -> u64 {
+        locked(&self.progress).newest
     }
 
     /// Takes what places are to be sent that did what others could not.

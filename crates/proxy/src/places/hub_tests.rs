@@ -58,7 +58,7 @@ fn hub() -> (Arc<Hub>, Arc<Client>, [PlaceOutlet; 2]) {
     let client = Arc::<Client>::default();
     let log = Arc::new(JobLog::none());
     let memory = ClientMemory::new(std::process::id());
-    let hub = Hub::start(client.clone(), memory, log.clone(), 2).unwrap();
+    let hub = Hub::start(client.clone(), memory, log.clone(), 2, 0).unwrap();
     let outlet = |at| PlaceOutlet { hub: hub.clone(), at };
     let hosts = (0..2).map(|at| {
         let memory = PlaceMemory { hub: hub.clone(), at };

@@ -3,23 +3,27 @@
 //!
 //! [`table`] knows which place has what; [`hub`] is what the places' threads have together;
 //! [`gates`] holds a stream until another place is ready, which [`crossing`] makes use of; [`open`]
-//! begins.
+//! begins, or [`restore`] from what [`image`] has written.
 
 mod crossing;
 mod gates;
 pub(crate) mod hub;
+mod image;
 pub(crate) mod open;
+pub(crate) mod restore;
 mod table;
 
 use crate::capture::CaptureError;
 use crate::executor::{Build, Captured, Executor, NearEnd, Room, Shares};
 use crate::moving::{Follows, Shown};
 use hub::Hub;
+use image::{Newest, Rooms};
 use kedge_control::sharing::{Bond, What};
 use kedge_cuda_types::CuError;
 use kedge_device::{Host, SnapshotError};
 use kedge_protocol::{Call, CtxId, Message, PeerName, Post, StreamId, StreamOp};
 use kedge_transport::{Incoming, ReplyTo};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use table::{At, Route, Table};
@@ -37,12 +41,25 @@ pub(crate) struct Place {
     /// Whether a stream there can be held until another place is ready. A GPU's driver has one
     /// thread for host functions: one that waits would keep the others from being called.
     pub(crate) holds: bool,
+    /// As `--gpu` gave it, and as which of the client's devices it sees those that it chose.
+    pub(crate) gpu: String,
+    pub(crate) windows: Vec<u32>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.gpu)
+    }
 }
 
 pub(crate) struct Places {
     places: Vec<Place>,
     table: Table,
     hub: Arc<Hub>,
+    /// What the client was told of the driver.
+    driver_version: u32,
+    /// What its next image may build on.
+    newest: Arc<Newest>,
 }
 
 impl Places {
@@ -73,6 +90,13 @@ impl Places {
             drop(self.hub.tickets().take(*ticket));
         }
         self.hub.answer(to, Err(CuError::NOT_SUPPORTED));
+    }
+
+    /// Ends what places have done that others could not.
+    fn undo(&mut self, seq: u64) {
+        for (at, message) in self.hub.to_undo() {
+            self.send(at, seq, message, None);
+        }
     }
 
     /// Sends a message to all places. A call has one answer, once all have given theirs.
@@ -141,9 +165,7 @@ fn not_several(what: &str) -> SnapshotError {
 impl Executor for Places {
     fn execute(&mut self, incoming: Incoming) {
         let Incoming { seq, message, reply_to } = incoming;
-        for (at, message) in self.hub.to_undo() {
-            self.send(at, seq, message, None);
-        }
+        self.undo(seq);
         self.carry_out(seq, message, reply_to);
         self.hub.handed_on(seq);
     }
@@ -164,8 +186,10 @@ impl Executor for Places {
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
+            self.undo(self.hub.newest());
             let all = self.places.iter_mut().all(|place| place.executor.rest(left));
-            if all && self.hub.gates().is_empty() {
+            if all && self.hub.gates().is_empty() && !self.hub.is_to_undo() {
+                self.hub.publish();
                 return true;
             }
             if Instant::now() >= until {
@@ -176,11 +200,15 @@ impl Executor for Places {
     }
 
     fn room(&self) -> Arc<dyn Room> {
-        Arc::new(NoRoom)
+        Arc::new(Rooms(self.places.iter().map(|place| place.executor.room()).collect()))
     }
 
-    fn capture(&mut self, _: &NearEnd<'_>, _: Build) -> Result<Box<dyn Captured>, CaptureError> {
-        Err(not_several("a checkpoint").into())
+    fn capture(
+        &mut self,
+        near: &NearEnd<'_>,
+        on: Build,
+    ) -> Result<Box<dyn Captured>, CaptureError> {
+        self.take(near, on)
     }
 
     fn show(&mut self, _: &NearEnd<'_>, _: Follows) -> Result<Box<dyn Shown>, CaptureError> {
@@ -199,14 +227,5 @@ impl Executor for Places {
 
     fn swap_out(&mut self) -> Result<u64, CaptureError> {
         Err(not_several("swapping").into())
-    }
-}
-
-/// Nothing is captured.
-struct NoRoom;
-
-impl Room for NoRoom {
-    fn prepare(&self, _: bool, _: bool) -> Result<(), CaptureError> {
-        Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::host::ProxyHost;
 use crate::local::Local;
 use crate::options::Options;
 use crate::remote::open::{Client, SessionError, open_session};
-use crate::visible;
+use crate::visible::Cut;
 use kedge_control::gpu::{self, GpuSpec, Several};
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
@@ -71,15 +71,13 @@ pub(crate) fn open(
     memory: ClientMemory,
 ) -> Result<(Places, Arc<Hub>, Welcome), PlacesError> {
     let seen = seen(wants)?;
-    let hub = Hub::start(outbox, memory, wants.log.clone(), seen.len())?;
-    let (mut places, mut hosts, mut windows) = (Vec::new(), Vec::new(), Vec::new());
+    let hub = Hub::start(outbox, memory, wants.log.clone(), seen.len(), 0)?;
+    let hosts = hosts(&hub, seen.len(), wants.options, wants.log);
+    hub.set_hosts(hosts.clone());
+    let (mut places, mut windows) = (Vec::new(), Vec::new());
     let mut told = Told::default();
-    for (at, place) in seen.iter().enumerate() {
-        let outlet = PlaceOutlet { hub: hub.clone(), at };
-        let (log, keeper) = (wants.log.clone(), wants.options.keeper.clone());
-        let memory = PlaceMemory { hub: hub.clone(), at };
-        let host = Arc::new(ProxyHost::new(outlet, memory, log, keeper));
-        let (executor, welcome) = begin(wants, place, &host)?;
+    for (at, (place, host)) in seen.iter().zip(&hosts).enumerate() {
+        let (executor, welcome) = begin(wants, place, host)?;
         let (count, wanted) = (welcome.devices.len(), place.windows.len());
         let Some(here) = Windows::of(&place.windows).filter(|_| count == wanted) else {
             let spec = place.spec.to_string();
@@ -87,20 +85,50 @@ pub(crate) fn open(
         };
         let holds = welcome.devices.iter().all(|device| device.exact);
         told.add(at, place, welcome);
-        places.push(Place { executor, holds });
+        let (gpu, all) = (place.spec.to_string(), place.windows.clone());
+        places.push(Place { executor, holds, gpu, windows: all });
         windows.push(here);
-        hosts.push(host);
     }
-    hub.set_hosts(hosts);
-    let places = Places { places, table: Table::new(windows), hub: hub.clone() };
-    Ok((places, hub, told.welcome()))
+    let welcome = told.welcome();
+    let (driver_version, newest) = (welcome.driver_version, Arc::default());
+    let places =
+        Places { places, table: Table::new(windows), hub: hub.clone(), driver_version, newest };
+    Ok((places, hub, welcome))
 }
 
-/// Returns the places of the devices that the client chooses. The list's numbers are all that is
-/// known of devices before there is a session; their order is the list's, whatever
-/// CUDA_DEVICE_ORDER says.
+/// Makes who hosts each place.
+pub(super) fn hosts(
+    hub: &Arc<Hub>,
+    count: usize,
+    options: &Options,
+    log: &Arc<JobLog>,
+) -> Vec<Arc<ProxyHost>> {
+    let host = |at| {
+        let outlet = PlaceOutlet { hub: hub.clone(), at };
+        let memory = PlaceMemory { hub: hub.clone(), at };
+        Arc::new(ProxyHost::new(outlet, memory, log.clone(), options.keeper.clone()))
+    };
+    (0..count).map(host).collect()
+}
+
+/// Returns the places of the devices that the client chooses.
 fn seen(wants: &Wants<'_>) -> Result<Vec<gpu::Place>, BuildError> {
     let Wants { several, hello, log, .. } = wants;
+    let (devices, cut) = chosen(several.len(), &hello.choice)?;
+    if let Some(cut) = cut {
+        let list = hello.choice.visible.as_deref().unwrap_or_default();
+        log.line(&format!("CUDA_VISIBLE_DEVICES={list}: {cut}"));
+    }
+    Ok(several.seen(&devices))
+}
+
+/// Returns which of so many devices a client chooses, by their positions, and why it names less
+/// than it seems to. Numbers are all that is known of devices before there is a session; their
+/// order is the list's, whatever CUDA_DEVICE_ORDER says.
+pub(super) fn chosen(
+    count: usize,
+    choice: &DeviceChoice,
+) -> Result<(Vec<usize>, Option<Cut>), BuildError> {
     let unknown = DeviceInfo {
         name: Text::default(),
         uuid: [0; 16],
@@ -110,23 +138,15 @@ fn seen(wants: &Wants<'_>) -> Result<Vec<gpu::Place>, BuildError> {
         apart: false,
         attributes: List::default(),
     };
-    let choice = DeviceChoice { visible: hello.choice.visible.clone(), pci_order: false };
-    let infos = vec![unknown; several.len()];
-    let found = visible::choose(&infos, &choice);
-    let list = choice.visible.as_deref().unwrap_or_default();
-    match (found.devices.is_empty(), found.cut) {
-        (true, cut) => {
-            let code = cut.as_ref().map_or(CuError::NO_DEVICE, visible::Cut::code);
-            let why = cut.map(|cut| format!(": {cut}")).unwrap_or_default();
-            Err(BuildError::Hidden { list: list.to_owned(), count: infos.len(), why, code })
-        }
-        (false, cut) => {
-            if let Some(cut) = cut {
-                log.line(&format!("CUDA_VISIBLE_DEVICES={list}: {cut}"));
-            }
-            Ok(several.seen(&found.devices))
-        }
-    }
+    let choice = DeviceChoice { visible: choice.visible.clone(), pci_order: false };
+    backend::choose(&vec![unknown; count], &choice)
+}
+
+/// Returns what has a place show these of its devices.
+pub(super) fn choice_of(place: &gpu::Place) -> DeviceChoice {
+    let positions: Vec<String> = place.positions.iter().map(u32::to_string).collect();
+    let visible = Some(Text::truncated(positions.join(",")));
+    DeviceChoice { visible, pci_order: false }
 }
 
 /// Begins with one place.
@@ -136,9 +156,7 @@ fn begin(
     host: &Arc<ProxyHost>,
 ) -> Result<(Box<dyn Executor>, Welcome), PlacesError> {
     let Wants { hello, options, shared, socket, .. } = *wants;
-    let positions: Vec<String> = place.positions.iter().map(u32::to_string).collect();
-    let visible = Some(Text::truncated(positions.join(",")));
-    let choice = &DeviceChoice { visible, pci_order: false };
+    let choice = &choice_of(place);
     let windows = &place.windows[..];
     if let GpuSpec::Remote { server, devices } = &place.spec {
         let reconnect = options.reconnect;

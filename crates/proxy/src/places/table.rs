@@ -3,6 +3,7 @@
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{Windows, device_of};
 use kedge_cuda_types::tensor_map::TensorMap;
+use kedge_gpu_image::SavedStep;
 use kedge_protocol::{
     ArrayId, Call, CtxId, EventId, GraphExecId, MemHandleId, Message, ModuleId, Place as Side,
     Post, StreamId, StreamOp,
@@ -36,7 +37,7 @@ struct Context {
 }
 
 /// What there is of a client's.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     places: Vec<Windows>,
     contexts: BTreeMap<CtxId, Context>,
@@ -252,6 +253,16 @@ impl Table {
                 }
             }
             _ => Route::To(FIRST),
+        }
+    }
+
+    /// Takes note of what the record of a place makes that goes on from an image.
+    pub(crate) fn remember(&mut self, step: &SavedStep) {
+        match step {
+            SavedStep::Message { message, .. } => _ = self.route(message),
+            SavedStep::Module { ctx, module, .. } | SavedStep::Linked { ctx, module, .. } => {
+                self.modules.insert(*module, *ctx);
+            }
         }
     }
 

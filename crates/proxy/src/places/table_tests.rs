@@ -160,3 +160,53 @@ fn what_two_places_cannot_share_is_refused() {
     let unrelated = Route::Answered(Err(CuError::INVALID_HANDLE));
     assert_eq!(call(&mut table, elapsed(1, 2)), unrelated);
 }
+
+/// What the record of a place makes is known as when it was made.
+#[test]
+fn what_an_image_records_is_where_it_was() {
+    let mut before = Table::new(vec![Windows::of(&[0, 2]).unwrap(), Windows::of(&[1]).unwrap()]);
+    let mut after = Table::new(vec![Windows::of(&[0, 2]).unwrap(), Windows::of(&[1]).unwrap()]);
+    let mut records = [Vec::new(), Vec::new()];
+    for (ctx, device) in CTX.into_iter().zip(0..) {
+        let (stream, event, exec) = (StreamId(10 + ctx.0), EventId(ctx.0), GraphExecId(ctx.0));
+        let (handle, array) = (MemHandleId(ctx.0), ArrayId(ctx.0));
+        let desc = kedge_protocol::ArrayDesc {
+            device,
+            width: 1,
+            height: 0,
+            depth: 0,
+            format: 32,
+            channels: 1,
+            flags: 0,
+        };
+        let levels = List::new(vec![ArrayId(100 + ctx.0)]).unwrap();
+        for message in [
+            Message::Call { call: Call::CtxCreate { ctx, device, legacy: StreamId(ctx.0) } },
+            Message::Post { post: Post::StreamCreate { stream, ctx, blocking: true, priority: 0 } },
+            Message::Post {
+                post: Post::EventCreate { event, ctx, timing: true, interprocess: false },
+            },
+            Message::Post { post: Post::GraphExecBegin { exec, ctx } },
+            Message::Call { call: Call::ArrayCreate { ctx, array, desc } },
+            Message::Call { call: Call::MipmapCreate { ctx, levels, desc } },
+            Message::Call {
+                call: Call::HandleCreate { handle, device, size: 2 << 20, shareable: false },
+            },
+        ] {
+            let Route::To(at) = before.route(&message) else { panic!("{message:?}") };
+            records[at].push(SavedStep::Message { message, result: 0 });
+        }
+        let module = ModuleId(ctx.0);
+        let image = || kedge_protocol::ModuleImage { addr: 0, len: 0 };
+        call(&mut before, Call::ModuleLoad { ctx, module, image: image() });
+        let linked = ModuleId(20 + ctx.0);
+        call(&mut before, Call::ModuleLoad { ctx, module: linked, image: image() });
+        let images = List::new(vec![1, 1]).unwrap();
+        records[usize::from(device == 1)].extend([
+            SavedStep::Module { ctx, module, image: 1 },
+            SavedStep::Linked { ctx, module: linked, images },
+        ]);
+    }
+    records.iter().flatten().for_each(|step| after.remember(step));
+    assert_eq!(before, after);
+}

@@ -66,7 +66,8 @@ impl Captured for FarCapture {
         // What has come is what a restart will want.
         ImageFile::open(path, Some(&entry))?;
         let time = Duration::from_micros(drained_us);
-        Ok(Stored { entry, builds, drained: FromDevices { bytes: drained, time } })
+        let drained = FromDevices { bytes: drained, time };
+        Ok(Stored { entry, beside: Vec::new(), builds, drained })
     }
 
     fn nearby(&self) -> Option<&dyn Nearby> {

@@ -270,7 +270,7 @@ impl Images {
         let writer = ImageWriter::elsewhere(NAME, Box::new(sink.clone()));
         let written = writer.map_err(Into::into).and_then(|writer| taken.write_by(writer, codec));
         match written {
-            Ok(Stored { entry, builds, drained }) => {
+            Ok(Stored { entry, builds, drained, .. }) => {
                 sink.end(&done(entry.bytes, entry.checksum, builds, drained))
             }
             Err(error) => sink.fail(error.to_string()),

@@ -6,10 +6,11 @@ use super::open::{Client, open_session};
 use super::session::Session;
 use super::shared_in;
 use crate::host::ProxyHost;
-use crate::restore::{RestoreError, fill_arena};
+use crate::restore::RestoreError;
 use kedge_control::gpu::Server;
 use kedge_gpu_image::{SavedObject, SavedProxy};
 use kedge_image::Layers;
+use kedge_protocol::{DeviceChoice, Welcome};
 use kedge_remote::{Answer, ImageAsk, named, serve_files};
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,6 +24,10 @@ const LIMIT: Duration = Duration::from_secs(3600);
 pub(crate) struct Gone<'a> {
     pub(crate) layers: &'a Layers,
     pub(crate) saved: &'a SavedProxy,
+    /// Which of the session's devices it sees, and as which of its own it counts them: all where
+    /// that is empty.
+    pub(crate) choice: &'a DeviceChoice,
+    pub(crate) windows: &'a [u32],
     pub(crate) host: &'a Arc<ProxyHost>,
     pub(crate) shared: &'a OwnedFd,
     /// The client's, for descriptors.
@@ -31,18 +36,17 @@ pub(crate) struct Gone<'a> {
     pub(crate) reconnect: Duration,
 }
 
-/// Opens a session whose far end has the client's devices as they were.
+/// Opens a session whose far end has the client's devices as they were. The arena has what the
+/// image has of it.
 pub(crate) fn restore(
     server: &Server,
     devices: &[u32],
     gone: &Gone<'_>,
-) -> Result<Session, RestoreError> {
-    let Gone { layers, saved, host, shared, socket, reconnect } = *gone;
-    fill_arena(layers, saved)?;
+) -> Result<(Session, Welcome), RestoreError> {
+    let Gone { layers, saved, choice, windows, host, shared, socket, reconnect } = *gone;
     let (hello, restore) = (&saved.hello, Some(saved.position));
-    let (choice, windows) = (&hello.choice, &[][..]);
     let client = Client { hello, choice, windows, host, shared, socket, reconnect, restore };
-    let (session, _) = open_session(server, devices, &client)?;
+    let (session, welcome) = open_session(server, devices, &client)?;
     session.agree(arenas(saved), shared_in(saved));
     session.remember(&saved.steps);
     let stream = session.way().open(&ImageAsk::Restore { files: named(layers)? })?;
@@ -57,7 +61,7 @@ pub(crate) fn restore(
         answer
     });
     match answer {
-        Some(Answer::Yes {}) => Ok(session),
+        Some(Answer::Yes {}) => Ok((session, welcome)),
         Some(Answer::Failed { why }) => Err(RestoreError::Far(why.into_inner())),
         _ => Err(RestoreError::Far("it does not answer".into())),
     }

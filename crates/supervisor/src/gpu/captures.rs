@@ -3,7 +3,8 @@
 use super::{LIMIT, refused};
 use crate::quiesce::Resting;
 use kedge_control::joblog::JobLog;
-use kedge_control::proxy::{Answer, ControlError, Order};
+use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
+use kedge_gpu_image::place_file;
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::PluginError;
 use kedge_process::{Captured, EngineError};
@@ -54,8 +55,8 @@ impl Captures {
                 let nonsense = || Err(PluginError::Refused("a thread has failed".into()));
                 let (mut files, mut build) = (Vec::new(), false);
                 for one in written {
-                    let (file, builds) = one.join().unwrap_or_else(|_| nonsense())?;
-                    files.push(file);
+                    let (written, builds) = one.join().unwrap_or_else(|_| nonsense())?;
+                    files.extend(written);
                     build |= builds;
                 }
                 Ok((files, build))
@@ -86,18 +87,32 @@ fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
     held.is_ok()
 }
 
-/// Has one client's devices written: the file, and whether it builds on another.
+/// Has one client's devices written: its files, and whether any builds on another.
 fn write(
     client: &Resting,
     folder: &Path,
     name: String,
     codec: Choice,
-) -> Result<(FileEntry, bool), PluginError> {
+) -> Result<(Vec<FileEntry>, bool), PluginError> {
     let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
     let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
     match client.proxy.control.ask(&order, &[], LIMIT) {
         Ok(Answer::Written { bytes, checksum, builds }) => {
-            Ok((FileEntry { name, bytes, checksum }, builds))
+            Ok((vec![FileEntry { name, bytes, checksum }], builds))
+        }
+        Ok(Answer::WrittenAll { files, builds }) => {
+            let is_its = |(at, file): (usize, &WrittenFile)| {
+                let place = at.checked_sub(1).map(|place| place_file(&name, place));
+                *file.name == *place.as_ref().unwrap_or(&name)
+            };
+            if files.is_empty() || !files.iter().enumerate().all(is_its) {
+                return Err(refused(client.pid, &ControlError::Nonsense));
+            }
+            let entry = |file: WrittenFile| {
+                let WrittenFile { name, bytes, checksum } = file;
+                FileEntry { name: name.into_inner(), bytes, checksum }
+            };
+            Ok((files.into_inner().into_iter().map(entry).collect(), builds))
         }
         Ok(_) => Err(refused(client.pid, &ControlError::Nonsense)),
         Err(error) => Err(refused(client.pid, &error)),

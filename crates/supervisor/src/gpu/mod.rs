@@ -123,9 +123,14 @@ struct Saved {
     pages: Option<SavedPages>,
 }
 
-/// Whether a file of an image is what a client's devices held.
-pub fn is_of_client(name: &str) -> bool {
+/// Whether a file of an image is what devices held: a client's, or those of one of its places.
+pub fn is_of_devices(name: &str) -> bool {
     name.starts_with("gpu-") && name.ends_with(".kimg")
+}
+
+/// Whether a file of an image is the one of a client's devices.
+pub(crate) fn is_of_client(name: &str) -> bool {
+    is_of_devices(name) && !kedge_gpu_image::is_of_place(name)
 }
 
 /// Why a process cannot be captured for a moment.

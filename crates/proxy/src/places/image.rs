@@ -1,0 +1,170 @@
+//! Images of devices of several places: a file for each place, by its executor's own way, and one
+//! that names them.
+
+use super::{Place, Places, not_several};
+use crate::capture::CaptureError;
+use crate::executor::{Build, Captured, Identity, NearEnd, Nearby, Room, Stored};
+use kedge_device::Drained;
+use kedge_gpu_image::{PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, place_file};
+use kedge_image::{Choice, ImageWriter};
+use kedge_protocol::DeviceInfo;
+use kedge_transport::ATTRIBUTE_PLACE;
+use kedge_wire::{List, Text};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{panic, thread};
+
+/// What has no image as yet.
+const OF_GPUS: &str = "a checkpoint of a GPU beside other places' devices";
+
+/// The checksums of the newest image's files: the client's, and each place's, on which the next
+/// may build.
+#[derive(Debug, Default)]
+pub(super) struct Newest(Mutex<Option<(u64, Vec<u64>)>>);
+
+impl Newest {
+    fn locked(&self) -> MutexGuard<'_, Option<(u64, Vec<u64>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the file of a place that goes with the client's file `parent`.
+    fn of_place(&self, parent: Option<u64>, at: usize) -> Option<u64> {
+        let newest = self.locked();
+        let (_, places) = newest.as_ref().filter(|(client, _)| Some(*client) == parent)?;
+        places.get(at).copied()
+    }
+}
+
+impl Place {
+    /// Returns what a capture of this place is told of the client: these devices alone, as it was
+    /// told of them.
+    fn identity(&self, of: &Identity) -> Identity {
+        let told = |window: &u32| of.devices.get(*window as usize).cloned();
+        let devices = self.windows.iter().filter_map(told).map(without_place).collect();
+        Identity { gpu: self.gpu.clone(), devices, ..of.clone() }
+    }
+}
+
+/// Which place it is in is nothing that a device says of itself.
+fn without_place(device: DeviceInfo) -> DeviceInfo {
+    let attributes = device.attributes.iter().filter(|(id, _)| *id != ATTRIBUTE_PLACE);
+    let attributes = List::new(attributes.copied().collect()).unwrap_or_default();
+    DeviceInfo { attributes, ..device }
+}
+
+impl Places {
+    /// Takes what all places hold: nothing happens on any of them meanwhile.
+    pub(super) fn take(
+        &mut self,
+        near: &NearEnd<'_>,
+        on: Build,
+    ) -> Result<Box<dyn Captured>, CaptureError> {
+        if self.places.iter().any(|place| !place.holds) {
+            return Err(not_several(OF_GPUS).into());
+        }
+        let Identity { gpu, hello, client_memory, devices } = near.identity.clone();
+        let saved = SavedPlaces {
+            version: PLACES_VERSION,
+            gpu: Text::truncated(gpu),
+            hello,
+            driver_version: self.driver_version,
+            client_memory,
+            devices: List::new(devices)?,
+            position: near.position,
+            places: List::default(),
+        };
+        let mut places = Vec::new();
+        for (at, place) in self.places.iter_mut().enumerate() {
+            let identity = &place.identity(near.identity);
+            let near = NearEnd { identity, shared: near.shared, position: near.position };
+            let build = Build { parent: self.newest.of_place(on.parent, at), ..on };
+            let captured = place.executor.capture(&near, build);
+            let captured = captured
+                .inspect_err(|error| self.hub.log(&format!("the devices of {place}: {error}")))?;
+            places.push(CapturedPlace { windows: place.windows.clone(), captured });
+        }
+        Ok(Box::new(CapturedPlaces { saved, places, newest: self.newest.clone() }))
+    }
+}
+
+/// What the devices of all places held at one moment.
+struct CapturedPlaces {
+    saved: SavedPlaces,
+    places: Vec<CapturedPlace>,
+    newest: Arc<Newest>,
+}
+
+struct CapturedPlace {
+    windows: Vec<u32>,
+    captured: Box<dyn Captured>,
+}
+
+impl Captured for CapturedPlaces {
+    fn bytes(&self) -> u64 {
+        let bytes = |place: &CapturedPlace| place.captured.bytes();
+        self.places.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+        let CapturedPlaces { mut saved, places, newest } = *self;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let (mut named, mut beside) = (Vec::new(), Vec::new());
+        let (mut builds, mut drained) = (false, Drained::default());
+        for (windows, stored) in write_all(places, path, &name, codec) {
+            let Stored { entry, builds: this, drained: from, .. } = stored?;
+            named.push(SavedPlace {
+                windows: List::new(windows)?,
+                file: Text::new(entry.name.clone())?,
+                bytes: entry.bytes,
+                checksum: entry.checksum,
+            });
+            beside.push(entry);
+            builds |= this;
+            drained.bytes = drained.bytes.saturating_add(from.bytes);
+            drained.time = drained.time.max(from.time);
+        }
+        saved.places = List::new(named)?;
+        let mut section = Vec::new();
+        kedge_wire::encode(&saved, &mut section);
+        let writer = ImageWriter::create(path)?.cached();
+        writer.section(PLACES_SECTION, &section)?;
+        let entry = writer.finish()?;
+        let checksums = beside.iter().map(|entry| entry.checksum).collect();
+        *newest.locked() = Some((entry.checksum, checksums));
+        Ok(Stored { entry, beside, builds, drained })
+    }
+
+    fn nearby(&self) -> Option<&dyn Nearby> {
+        None
+    }
+}
+
+/// Writes each place's file, all at once: their bytes come over lines of their own.
+fn write_all(
+    places: Vec<CapturedPlace>,
+    path: &Path,
+    name: &str,
+    codec: Choice,
+) -> Vec<(Vec<u32>, Result<Stored, CaptureError>)> {
+    thread::scope(|scope| {
+        let write = |(at, place): (usize, CapturedPlace)| {
+            let CapturedPlace { windows, captured } = place;
+            let path = path.with_file_name(place_file(name, at));
+            (windows, scope.spawn(move || captured.write(&path, codec)))
+        };
+        let written: Vec<_> = places.into_iter().enumerate().map(write).collect();
+        let ended = |(windows, thread): (_, thread::ScopedJoinHandle<'_, _>)| {
+            (windows, thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+        };
+        written.into_iter().map(ended).collect()
+    })
+}
+
+/// Makes room on all places.
+pub(super) struct Rooms(pub(super) Vec<Arc<dyn Room>>);
+
+impl Room for Rooms {
+    fn prepare(&self, track: bool, full: bool) -> Result<(), CaptureError> {
+        self.0.iter().try_for_each(|room| room.prepare(track, full))
+    }
+}

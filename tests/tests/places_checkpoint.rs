@@ -1,0 +1,168 @@
+//! Jobs whose devices are of several places: checkpointed, killed, and restarted on the same
+//! places, on fewer and on others.
+#![forbid(unsafe_code)]
+
+use kedge_tests::back;
+use kedge_tests::host;
+use kedge_tests::job::{Job, User, children, kedge_as, send};
+use kedge_tests::place::Place;
+use kedge_tests::server::Served;
+
+const STEPS: u64 = 250;
+
+fn servers() -> [Served; 2] {
+    [Served::start(&["--gpu", "soft:2"]), Served::start(&["--gpu", "soft:2"])]
+}
+
+fn start(place: &Place, gpu: &str) -> Job {
+    place.on(gpu, "gpu_round", &[], &[&STEPS.to_string(), "5"])
+}
+
+/// The job is checkpointed, killed, and goes on where each of `places` says (`None`: where it was);
+/// then it comes to its end.
+fn moves(place: &Place, mut job: Job, places: &[Option<&str>]) {
+    let nonce = job.nonce.clone();
+    job.read_to(5);
+    for to in places {
+        let before = job.step;
+        let image = place.checkpoint(&[]);
+        job.read_to(job.step + 3);
+        job.kill();
+        let printed = job.step;
+        let options = to.map_or(vec![], |gpu| vec!["--gpu", gpu]);
+        job = place.restart_with(&image, &options, &nonce);
+        assert!((before + 1..=printed + 1).contains(&job.step), "went on at step {}", job.step);
+        job.read_to(job.step + 10);
+        let shown = image.display().to_string();
+        assert!(place.output(&["verify", &shown]).status.success(), "{shown}");
+    }
+    assert_eq!(job.finish(STEPS).code(), Some(7));
+}
+
+#[test]
+fn devices_of_two_servers_come_back() {
+    let place = Place::mine("plcsame");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let job = start(&place, &format!("{a}/0,{b}/0"));
+    moves(&place, job, &[None, None]);
+}
+
+/// A place of the image goes whole to one of those that there are.
+#[test]
+fn places_come_back_on_fewer_and_on_others() {
+    let place = Place::mine("plcfew");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let job = start(&place, &format!("{a}/0,soft,{b}/0,{a}/1"));
+    // Devices 0 and 3 are of one place; 1 and 2 may be of any.
+    let [here, turned, one] =
+        ["soft:4".to_owned(), format!("{b}/1,{a}/0,soft,{b}/0"), format!("soft,{a}/1,0,soft")];
+    moves(&place, job, &[None, Some(&one), Some(&here), Some(&turned), None]);
+}
+
+/// What cannot go on there is refused by name, and goes on elsewhere.
+#[test]
+fn a_place_is_not_divided() {
+    let place = Place::mine("plcnot");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let mut job = start(&place, &format!("{a}/0,{a}/1,{b}/0"));
+    job.read_to(5);
+    let image = place.checkpoint(&[]);
+    job.kill();
+    let shown = image.display().to_string();
+    for (gpu, why) in [
+        (format!("{a}/0,{b}/0,1"), "its devices 0, 1 were of one place, and here are of several"),
+        (format!("{a}/0,{b}/0"), "it has seen 3 devices, here are 2"),
+        ("soft".to_owned(), "it has seen 3 devices, here are 1"),
+        (format!("{a}/0,1,7,soft"), "it has seen 3 devices, here are 4"),
+    ] {
+        let said = place.failure(&["restart", &shown, "--gpu", &gpu]);
+        assert!(said.contains(why), "{gpu}: {said}");
+    }
+    let job = place.restart_with(&image, &["--gpu", &format!("soft,soft,{b}/1")], &job.nonce);
+    assert_eq!(job.finish(STEPS).code(), Some(7));
+}
+
+/// What a program has chosen of a list's devices it chooses again.
+#[test]
+fn devices_that_were_chosen_come_back() {
+    let place = Place::mine("plcsee");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let program = host("gpu_round.cu", "gpu_round", &["-O1", "-arch=sm_80"]);
+    let (program, steps) = (program.display().to_string(), STEPS.to_string());
+    let gpu = format!("{a}/0,soft,{b}/0,{a}/1");
+    let run = ["run", "--gpu", &gpu, "--job", "j", "--", &program, &steps, "5"];
+    let mut command = kedge_as(&place.world, place.user, &run);
+    command.env("CUDA_VISIBLE_DEVICES", "3,2");
+    let job = Job::start_paced(command);
+    moves(&place, job, &[None, Some("soft:4")]);
+}
+
+/// The image's files are shown, and each place's builds on its own.
+#[test]
+fn images_build_on_each_other() {
+    let place = Place::mine("plcinc");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let steps = STEPS.to_string();
+    let gpu = format!("{a}/0,{b}/0,soft");
+    let mut job = place.on(&gpu, "gpu_round", &["--incremental"], &[&steps, "5", "24"]);
+    let nonce = job.nonce.clone();
+    job.read_to(3);
+    let bytes = |image: &std::path::Path| {
+        let shown = place.json(&["inspect", "--json", &image.display().to_string()]);
+        let files = shown["files"].as_array().expect("a list").clone();
+        let of_place = |file: &&serde_json::Value| {
+            file["name"].as_str().is_some_and(|name| name.contains("-place-"))
+        };
+        let numbers = files.iter().filter(of_place).map(|file| {
+            let number = |what: &str| file[what].as_u64().expect("a number");
+            [number("memory"), number("parent")]
+        });
+        numbers.collect::<Vec<_>>()
+    };
+    let first = place.checkpoint(&[]);
+    let all = bytes(&first);
+    assert!(
+        all.len() == 3 && all.iter().all(|[memory, parent]| *memory > 24 << 20 && *parent == 0)
+    );
+    job.read_to(job.step + 2);
+    let second = place.checkpoint(&[]);
+    let all = bytes(&second);
+    assert!(all.iter().all(|[_, parent]| *parent > 20 << 20), "{all:?}");
+    job.read_to(job.step + 2);
+    job.kill();
+    let mut job = place.restart(&second, &nonce);
+    // The first of a new life builds on none.
+    let third = place.checkpoint(&[]);
+    assert!(bytes(&third).iter().all(|[_, parent]| *parent == 0));
+    job.read_to(job.step + 2);
+    job.kill();
+    assert_eq!(place.restart(&third, &nonce).finish(STEPS).code(), Some(7));
+}
+
+/// A far end, all of them, the near end: whichever is lost, the job goes back to its image.
+#[test]
+fn a_job_goes_back_when_a_place_is_lost() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let gpu = format!("{a}/0,{b}/0,soft");
+    let place = back::Place::of("gpu_round", "plcback", User::Same).expect("the test's own user");
+    let (program, steps) = (place.program.display().to_string(), back::STEPS.to_string());
+    let run = ["run", "--gpu", &gpu, "--job", "j", "--recover=9", "--", &program, &steps, "10"];
+    let mut job = back::Job::start(place.kedge(&run));
+    job.read_to(10);
+    place.checkpoint();
+    let near = |job: &mut back::Job| job.kill_the_proxy();
+    for server in &servers {
+        place.goes_back(&mut job, |_| send("KILL", &children(server.pid())));
+    }
+    place.goes_back(&mut job, near);
+    let all = servers.iter().flat_map(|server| children(server.pid())).collect::<Vec<_>>();
+    assert_eq!(all.len(), 2, "a session that nobody has: {all:?}");
+    place.goes_back(&mut job, |_| send("KILL", &all));
+    place.ends_well(job);
+}
