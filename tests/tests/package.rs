@@ -2,6 +2,7 @@
 //! package-test` tries whole packages.
 #![forbid(unsafe_code)]
 
+use kedge_left_out::left_out;
 use kedge_tests::root;
 use kedge_tests::world::{World, stderr};
 use std::collections::BTreeSet;
@@ -92,6 +93,34 @@ fn the_list_is_what_is_installed() {
         let program = file.starts_with("bin/") || file.contains("kedge-proxy");
         let expected = if program || file.ends_with(".so") { 0o755 } else { 0o644 };
         assert_eq!(mode(&prefix.join(file)), expected, "{file}");
+    }
+}
+
+#[test]
+fn services_are_good_and_run_the_installed_command() {
+    let world = World::new("pkunits");
+    let prefix = world.0.join("a prefix");
+    installed(&world, &prefix, &[]);
+    let folder = prefix.join("share/systemd/user");
+    let units = below(&folder, false);
+    assert_eq!(units.len(), 4, "{units:?}");
+    let command = format!("ExecStart=\"{}/bin/kedge\" ", prefix.display());
+    for unit in &units {
+        let text = fs::read_to_string(folder.join(unit)).expect("a unit");
+        assert!(text.contains(&command), "{unit}: {text}");
+    }
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--user", "--man=no"]).env("XDG_RUNTIME_DIR", &world.0);
+    // A template is verified as one of its instances.
+    verify.args(units.iter().map(|unit| folder.join(unit.replace('@', "@tmp-x"))));
+    let cached = folder.join("kedge-cache@tmp-x.service");
+    std::os::unix::fs::symlink("kedge-cache@.service", cached).expect("a link");
+    match verify.output() {
+        Err(_) => left_out("the units' syntax", "systemd-analyze is missing (apt install systemd)"),
+        Ok(output) => {
+            assert!(output.status.success(), "{output:?}");
+            assert_eq!(stderr(&output), "", "it warns");
+        }
     }
 }
 

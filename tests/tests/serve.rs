@@ -6,6 +6,7 @@ use kedge_tests::job::{children, is_alive, send};
 use kedge_tests::server::Served;
 use kedge_tests::world::{World, stderr};
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,6 +47,37 @@ fn ends_within(server: &Served, limit: Duration) -> bool {
         thread::sleep(Duration::from_millis(10));
     }
     true
+}
+
+/// As systemd does of a unit of `Type=notify`.
+#[test]
+fn a_service_manager_is_told_that_it_is_ready_and_that_it_ends() {
+    let world = World::new("svready");
+    let socket = world.0.join("notify");
+    let listener = UnixDatagram::bind(&socket).expect("a socket");
+    listener.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+    let told = || {
+        let mut read = [0; 4096];
+        let length = listener.recv(&mut read).expect("a datagram");
+        String::from_utf8_lossy(&read[..length]).into_owned()
+    };
+    let serve = ["serve", "--gpu", "soft", "--listen", "127.0.0.1:0"];
+    let metrics = ["metrics", "--listen", "127.0.0.1:0"];
+    for (words, status) in
+        [(&serve[..], "STATUS=soft is lent at 127.0.0.1:"), (&metrics, "STATUS=")]
+    {
+        let mut command = world.kedge(words);
+        command.env("NOTIFY_SOCKET", &socket).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("kedge");
+        let ready = told();
+        assert!(ready.starts_with("READY=1\n") && ready.contains(status), "{ready}");
+        assert!(ready.contains(&format!("MAINPID={}\n", child.id())), "{ready}");
+        send("TERM", &[child.id()]);
+        if words[0] == "serve" {
+            assert_eq!(told(), "STOPPING=1\n");
+        }
+        child.wait().expect("ended");
+    }
 }
 
 /// Sends the server a signal, and waits until it has said so.

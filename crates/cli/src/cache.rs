@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::output::{self, BAD, DIM, PLAIN, Table};
+use crate::readiness;
 use crate::size::Size;
 use clap::{Args, Subcommand, ValueEnum};
 use kedge_cache::control::{self, Answer, Ask, DeviceStatus, Status};
@@ -223,9 +224,11 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
     if args.foreground {
         // From here on all paths are full ones, and the daemon keeps no folder busy.
         std::env::set_current_dir("/")?;
+        let under = spec.under.clone();
         daemon::serve(spec, || {
             // Whoever started it may read that, or not.
             let _ = writeln!(std::io::stdout(), "ready");
+            readiness::ready(&format!("{} is cached", under.display()));
         })?;
         return Ok(());
     }

@@ -33,6 +33,7 @@ mod probe;
 mod progress;
 mod prometheus;
 mod ps;
+mod readiness;
 mod restart;
 mod run;
 mod serve;

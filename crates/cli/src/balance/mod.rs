@@ -13,6 +13,7 @@ mod places;
 use crate::Failure;
 use crate::child;
 use crate::migrate;
+use crate::readiness;
 use crate::serve::ignored_signals;
 use crate::size::Size;
 use crate::time::Time;
@@ -159,6 +160,7 @@ pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
     let errors = Errors::new(args.errors.as_deref(), places.iter());
     let memory = Memory::new(Pauses { hold_off: args.hold_off.0, settle: args.settle.0 });
     let begin = Instant::now();
+    readiness::ready("looking for better devices");
     let mut daemon = Daemon { args, jobs, places, gains, errors, memory, log, begin, told };
     while !daemon.is_told() {
         match daemon.look() {
@@ -170,6 +172,7 @@ pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
         }
         daemon.sleep(args.every.0);
     }
+    readiness::stopping();
     daemon.log.tell(&Event::Ends);
     Ok(daemon.log.end()?)
 }

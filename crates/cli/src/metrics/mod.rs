@@ -3,6 +3,7 @@
 mod figures;
 
 use crate::http::{self, Page};
+use crate::readiness;
 use crate::time::Time;
 use crate::{Failure, output};
 use clap::Args;
@@ -51,6 +52,7 @@ pub(crate) fn run(args: &MetricsArgs) -> Result<(), Failure> {
     if let Some(address) = args.listen {
         let listener = http::listen(address)?;
         output::print(&format!("http://{}/metrics\n", listener.local_addr()?))?;
+        readiness::ready("answering");
         http::serve(&listener, &|path| (path == "/metrics").then(|| text().map(Page::Figures)));
     }
     let Some(file) = &args.textfile else {

@@ -5,6 +5,7 @@ mod log;
 
 use crate::Failure;
 use crate::gpu;
+use crate::readiness;
 use crate::size::Size;
 use crate::time::Time;
 use clap::{Args, ValueEnum};
@@ -117,6 +118,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     end_when_told(server.ender(), args.grace.0)?;
     let lent = Said::new(Event::Serves, format!("{gpu} is lent at {address}"));
+    readiness::ready(&lent.text);
     say(&Said { gpu: Some(gpu.to_string()), ..lent });
     server.serve()
 }
@@ -152,6 +154,7 @@ fn end_when_told(ender: Ender, grace: Duration) -> Result<(), Failure> {
         while counts.load(Ordering::SeqCst) == 0 {
             thread::park();
         }
+        readiness::stopping();
         ender.end(grace, &|| counts.load(Ordering::SeqCst) > 1);
         process::exit(0)
     };
