@@ -139,10 +139,15 @@ impl Slurm {
 
     /// A command of Slurm's on the first node.
     pub fn command(&self, words: &[&str]) -> Command {
+        self.command_of(self.cluster.user, words)
+    }
+
+    /// The same by another user.
+    pub fn command_of(&self, user: User, words: &[&str]) -> Command {
         let mut command = self.cluster.hosts[0].inside();
         command.args(["timeout", "--kill-after=5", "100"]);
-        if self.cluster.user != User::Same {
-            let id = self.cluster.user.id().to_string();
+        if user != User::Same {
+            let id = user.id().to_string();
             command.args(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"]);
         }
         command

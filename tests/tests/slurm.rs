@@ -140,6 +140,9 @@ impl Site {
     }
 }
 
+/// What two ranks need.
+const TWO: [&str; 2] = ["--nodes=2", "--ntasks=2"];
+
 /// Jobs of a batch script.
 impl Site {
     /// The line that starts the two ranks, or goes on with them.
@@ -154,17 +157,18 @@ impl Site {
     }
 
     /// Its steps go to `out.0`.
-    fn submit(&self, lines: &str) {
+    fn submit(&self, options: &[&str], lines: &str) {
         let script = format!(
             "#!/bin/sh
 #SBATCH --job-name=sim
-#SBATCH --nodes=2 --ntasks=2
+#SBATCH {options}
 #SBATCH --requeue --open-mode=append
 #SBATCH --output={home}/out.0 --error={home}/err.0
 export MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp,self
 echo start >&2
 {lines}
 ",
+            options = options.join(" "),
             home = self.home().display()
         );
         fs::write(self.home().join("script"), script).expect("a file");
@@ -195,6 +199,17 @@ echo start >&2
 
     fn image(&self, number: u32) -> PathBuf {
         PathBuf::from(self.slurm.cluster.images()).join(format!("sim-{number:04}"))
+    }
+
+    /// All steps are in `out.0`; those that were done twice, by one program, alike.
+    fn each_step_alike(&self, last: u64) {
+        let mut steps = steps_in(&self.home(), 0);
+        let backs = steps.windows(2).filter(|pair| number(&pair[1]) != number(&pair[0]) + 1);
+        assert_eq!(backs.count(), 2, "{}", self.said());
+        steps.sort_by_key(|line| number(line));
+        steps.dedup();
+        let numbers: Vec<u64> = steps.iter().map(|line| number(line)).collect();
+        assert_eq!(numbers, (1..=last).collect::<Vec<_>>(), "{}", self.said());
     }
 
     /// All steps are in `out.0`, one after the other, by one program.
@@ -267,6 +282,43 @@ fn ranks_with_devices_come_back_on_other_nodes() {
     site.goes_on(2, STEPS);
 }
 
+/// A batch script whose next step goes on within the allocation, on other nodes: a rank's kedge is
+/// killed, and then a node is lost.
+#[test]
+fn ranks_that_are_lost_go_back_in_another_step() {
+    const STEPS: u64 = 600;
+    let Some(site) = Site::of_mpich("slurml", User::Nobody, 6, STEPS) else { return };
+    let line = site.line(&["--interval", "1s", "--keep", "2"]);
+    let line = line.replacen("srun", "srun --kill-on-bad-exit=1 -N 2 -n 2 -w $nodes", 1);
+    let lines = format!(
+        "for nodes in a1,b1 c1,d1 e1,f1; do
+    {line}
+    echo start >&2
+done"
+    );
+    site.submit(&["--nodes=6", "--ntasks=6", "--no-kill"], &lines);
+    let wait_for_image = |step: usize| {
+        site.wait_for_starts(step);
+        let before = steps_in(&site.home(), 0).len();
+        site.wait_for_lines(before + 20);
+        let newest = || kedge_image::list(site.slurm.cluster.images().as_ref()).unwrap_or_default();
+        let identity = || newest().first().map(|(_, manifest)| manifest.identity());
+        let first = identity();
+        site.wait(|| identity() != first);
+    };
+    wait_for_image(1);
+    let parts = site.slurm.cluster.output(1, &["ps", "--json"]).stdout;
+    let parts: Vec<Value> = serde_json::from_slice(&parts).expect("a list");
+    send("KILL", &[parts[0]["supervisor"].as_u64().expect("a process") as u32]);
+    wait_for_image(2);
+    // Root alone can say so, and Slurm itself says it of who is silent for SlurmdTimeout.
+    let lost = ["scontrol", "update", "nodename=d1", "state=down", "reason=lost"];
+    let said = site.slurm.command_of(User::Same, &lost).output().expect("nsenter");
+    assert!(said.status.success(), "{}", stderr(&said));
+    site.wait_for_starts(4);
+    site.each_step_alike(STEPS);
+}
+
 /// An ordinary user's batch script, at whose time limit its shell alone is told.
 #[test]
 fn a_script_that_is_requeued_goes_on_with_its_ranks() {
@@ -274,16 +326,19 @@ fn a_script_that_is_requeued_goes_on_with_its_ranks() {
     let Some(site) = Site::of_mpich("slurmq", User::Nobody, 2, STEPS) else { return };
     let (home, kedge) = (site.home(), site.slurm.kedge());
     let run = site.line(&["--incremental"]);
-    site.submit(&format!(
-        "saved=
+    site.submit(
+        &TWO,
+        &format!(
+            "saved=
 trap '{kedge} checkpoint sim --stop >&2 && saved=yes' TERM
 {run} &
 wait $!
 status=$?
 [ -z \"$saved\" ] || {{ wait; exit 85; }}
 exit $status",
-        kedge = kedge.display(),
-    ));
+            kedge = kedge.display(),
+        ),
+    );
     wait_for_steps(&home, 0, 20);
     site.checkpoint(0, &[]);
     let words = ["scancel", "-n", "sim", "--batch", "--signal=TERM"];
@@ -303,7 +358,7 @@ exit $status",
 fn ranks_that_are_told_to_end_are_saved_once_and_requeued() {
     const STEPS: u64 = 300;
     let Some(site) = Site::of_mpich("slurmt", User::Nobody, 2, STEPS) else { return };
-    site.submit(&site.line(&["--on-term", "checkpoint,30s", "--requeue-exit", "85"]));
+    site.submit(&TWO, &site.line(&["--on-term", "checkpoint,30s", "--requeue-exit", "85"]));
     site.wait_for_lines(20);
     site.cancel("TERM");
     site.cancel("TERM");
@@ -323,6 +378,11 @@ fn ranks_that_are_told_to_end_are_saved_once_and_requeued() {
     site.wait_for_lines(STEPS as usize);
     assert_eq!(count(), 2, "{}", site.said());
     site.each_step_once(STEPS);
+}
+
+/// The number of a step.
+fn number(line: &str) -> u64 {
+    line.split(' ').nth(1).and_then(|text| text.parse().ok()).expect("a step")
 }
 
 fn hidden(entry: &fs::DirEntry) -> bool {
