@@ -97,6 +97,22 @@ fn the_list_is_what_is_installed() {
 }
 
 #[test]
+fn the_site_has_every_page_and_command() {
+    let world = World::new("pksite");
+    let sources = world.0.join("sources");
+    let mut docs = script("docs");
+    docs.arg("--sources").arg(&sources).arg("--kedge").arg(kedge_tests::kedge());
+    text(docs);
+    let summary = fs::read_to_string(sources.join("SUMMARY.md")).expect("the summary");
+    for page in ["commands/cache-start.md", "docs/checkpoint.md", "docs/design/0002-spine.md"] {
+        assert!(summary.contains(&format!("({page})")), "{page}: {summary}");
+        assert!(sources.join(page).exists(), "{page}");
+    }
+    assert!(!summary.contains("commands/probe"), "what is hidden shows");
+    assert!(sources.join("include/kedge.h").exists(), "what pages lead to is there");
+}
+
+#[test]
 fn services_are_good_and_run_the_installed_command() {
     let world = World::new("pkunits");
     let prefix = world.0.join("a prefix");
