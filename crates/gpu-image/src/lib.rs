@@ -13,5 +13,6 @@ pub use places::{
     PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, is_of_place, place_file, read_places,
 };
 pub use saved::{
-    SECTION, SavedObject, SavedProxy, SavedSharing, SavedStep, StateError, VERSION, read,
+    HELD_SECTION, SECTION, SavedObject, SavedProxy, SavedSharing, SavedStep, StateError, VERSION,
+    read,
 };

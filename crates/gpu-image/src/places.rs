@@ -1,7 +1,7 @@
 //! What an image has of a client whose devices are of several places: `gpu-PID.kimg` names a file
 //! for each place, which is as that of a client whose devices are of one.
 
-use crate::saved::{SavedProxy, SavedSharing, StateError};
+use crate::saved::{HELD_SECTION, SECTION, SavedProxy, SavedSharing, StateError};
 use kedge_image::{FileEntry, ImageFile};
 use kedge_protocol::{DeviceInfo, Hello};
 use kedge_wire::{Bytes, List, Text, wire};
@@ -9,7 +9,8 @@ use kedge_wire::{Bytes, List, Text, wire};
 /// The version of what follows, which begins with it.
 pub const PLACES_VERSION: u32 = 1;
 /// The number of the section; whoever knows no places finds no section that it knows.
-pub const PLACES_SECTION: u64 = 17;
+pub const PLACES_SECTION: u64 = 18;
+const _: () = assert!(PLACES_SECTION != SECTION && PLACES_SECTION != HELD_SECTION);
 
 wire! {
     /// A client whose devices are of several places.

@@ -11,8 +11,10 @@ use thiserror::Error;
 /// The version of what follows, which begins with it. Whoever raises it has [`before`] read the
 /// version before; `tests/golden.rs` has a file of each.
 pub const VERSION: u32 = 5;
-/// The number of the section.
+/// The number of the section. Those of [`HELD_SECTION`] and of places lie in the same files.
 pub const SECTION: u64 = 16;
+/// The number of the section that tells what is held of the devices' memory.
+pub const HELD_SECTION: u64 = 17;
 
 wire! {
     /// Everything but bytes.

@@ -9,15 +9,13 @@ use kedge_control::gpu::read_number;
 use kedge_control::keeper::MAX_PARTS;
 use kedge_device::{Filling, Held, HeldPart, HeldPlace};
 use kedge_device_nvidia::CacheLimits;
-use kedge_gpu_image::{SavedObject, SavedProxy};
+use kedge_gpu_image::{HELD_SECTION, SavedObject, SavedProxy};
 use kedge_image::{Choice, FileEntry, ImageFile, ImageWriter};
 use kedge_wire::{List, wire};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-/// The number of the section.
-const SECTION: u64 = 17;
 /// Bytes that are copied together.
 const CHUNK: u64 = 1 << 20;
 const MIB: u64 = 1 << 20;
@@ -71,7 +69,7 @@ impl Capture {
         let saved = SavedHeld { parts: List::new(parts)?, places: List::new(places)? };
         let mut section = Vec::new();
         kedge_wire::encode(&saved, &mut section);
-        writer.section(SECTION, &section)?;
+        writer.section(HELD_SECTION, &section)?;
         self.write_rest(&writer, &rest)?;
         let (file, entry) = writer.finish_open()?;
         let on_devices = held.parts.iter().map(|part| part.bytes).sum();
@@ -128,7 +126,7 @@ pub(crate) fn fill(
     filling: &Filling,
 ) -> Result<HashSet<u64>, RestoreError> {
     let nonsense = |_| RestoreError::Damaged("a section is nonsense");
-    let held: SavedHeld = kedge_wire::decode(&file.section(SECTION)?).map_err(nonsense)?;
+    let held: SavedHeld = kedge_wire::decode(&file.section(HELD_SECTION)?).map_err(nonsense)?;
     if held.parts.len() != fds.len() {
         return Err(RestoreError::Damaged("a part of what is held is missing"));
     }
