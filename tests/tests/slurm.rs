@@ -266,8 +266,7 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
 fn ranks_with_devices_come_back_on_other_nodes() {
     const STEPS: u64 = 200;
     let Some(site) = Site::with("soft", "slurmg", User::Nobody, 4, STEPS) else { return };
-    let options = ["--on-term", "checkpoint,30s", "--requeue-exit", "85"];
-    let first = site.start(&options, [0, 1]);
+    let first = site.start(&LAST_WORD, [0, 1]);
     wait_for_steps(&site.home(), 0, 20);
     site.checkpoint(1, &[]);
     site.cancel("KILL");
@@ -289,7 +288,7 @@ fn ranks_that_are_lost_go_back_in_another_step() {
     const STEPS: u64 = 600;
     let Some(site) = Site::of_mpich("slurml", User::Nobody, 6, STEPS) else { return };
     let line = site.line(&["--interval", "1s", "--keep", "2"]);
-    let line = line.replacen("srun", "srun --kill-on-bad-exit=1 -N 2 -n 2 -w $nodes", 1);
+    let line = ends_at_once(&line).replacen("srun", "srun -N 2 -n 2 -w $nodes", 1);
     let lines = format!(
         "for nodes in a1,b1 c1,d1 e1,f1; do
     {line}
@@ -358,7 +357,7 @@ exit $status",
 fn ranks_that_are_told_to_end_are_saved_once_and_requeued() {
     const STEPS: u64 = 300;
     let Some(site) = Site::of_mpich("slurmt", User::Nobody, 2, STEPS) else { return };
-    site.submit(&TWO, &site.line(&["--on-term", "checkpoint,30s", "--requeue-exit", "85"]));
+    site.submit(&TWO, &ends_at_once(&site.line(&LAST_WORD)));
     site.wait_for_lines(20);
     site.cancel("TERM");
     site.cancel("TERM");
@@ -378,6 +377,34 @@ fn ranks_that_are_told_to_end_are_saved_once_and_requeued() {
     site.wait_for_lines(STEPS as usize);
     assert_eq!(count(), 2, "{}", site.said());
     site.each_step_once(STEPS);
+}
+
+/// Ranks that are told while the job is checkpointed besides: no rank is late to end, which would
+/// have it killed.
+#[test]
+fn ranks_end_together_whatever_is_asked_of_them_besides() {
+    const STEPS: u64 = 120;
+    let Some(site) = Site::of_mpich("slurmb", User::Nobody, 2, STEPS) else { return };
+    let options = [&LAST_WORD[..], &["--interval", "1s", "--keep", "2"]].concat();
+    site.submit(&TWO, &ends_at_once(&site.line(&options)));
+    for start in 1..=2 {
+        site.wait_for_starts(start);
+        let before = steps_in(&site.home(), 0).len();
+        site.wait_for_lines(before + 10);
+        thread::sleep(Duration::from_millis(150 * start as u64));
+        site.cancel("TERM");
+    }
+    site.wait_for_starts(3);
+    site.wait_for_lines(STEPS as usize);
+    site.each_step_once(STEPS);
+}
+
+/// What has ranks saved before they end.
+const LAST_WORD: [&str; 4] = ["--on-term", "checkpoint,30s", "--requeue-exit", "85"];
+
+/// A line of srun's that kills the ranks that are left when one ends with another status than 0.
+fn ends_at_once(line: &str) -> String {
+    line.replacen("srun", "srun --kill-on-bad-exit=1", 1)
 }
 
 /// The number of a step.

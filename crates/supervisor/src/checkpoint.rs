@@ -26,6 +26,7 @@ use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -48,6 +49,8 @@ const LONGEST_WARNING: usize = 1000;
 pub(crate) enum CheckpointError {
     #[error("a checkpoint or a move of this job is under way: try again when that is over")]
     Busy,
+    #[error("the job has been saved, and ends with that image")]
+    Over,
     #[error(transparent)]
     Move(#[from] MoveError),
     /// What the job's devices cannot, and what mends it.
@@ -145,6 +148,8 @@ pub(crate) struct Checkpointer {
     pub(crate) joint: OnceLock<Joint>,
     /// Remote shells that are being started.
     pub(crate) launches: Arc<Launches>,
+    /// The job has been saved and ended with that: nothing is left to be saved.
+    pub(crate) over: AtomicBool,
 }
 
 /// A name that no other life of the job has.
@@ -174,6 +179,9 @@ impl Checkpointer {
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
         let mut tell = tell;
+        if self.over.load(Ordering::SeqCst) {
+            return Err(CheckpointError::Over);
+        }
         if self.joint.get().is_none() {
             match self.checkpoint_one(order, None, &mut tell) {
                 Err(CheckpointError::Joined) => {}
@@ -402,6 +410,8 @@ impl Checkpointer {
             counts.inspect_err(|_| self.tracker.forget())?;
         }
         if let Some(standing) = standing {
+            // Whoever waits for the other parts now would hold up the end of this one.
+            self.over.store(true, Ordering::SeqCst);
             self.recovery.give_up();
             standing.kill();
             kedge_process::signal(&roots, libc::SIGKILL);

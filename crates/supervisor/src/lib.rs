@@ -82,6 +82,7 @@ pub use signals::{die_of, on_interrupt};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tally::Tally;
@@ -466,6 +467,7 @@ fn serve_control(
         life: new_life(),
         joint: joint.map(OnceLock::from).unwrap_or_default(),
         launches: Arc::default(),
+        over: AtomicBool::new(false),
     });
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
         log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));

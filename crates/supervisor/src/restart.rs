@@ -35,6 +35,7 @@ use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -561,6 +562,7 @@ impl Checkpointing<'_> {
             life: new_life(),
             joint: self.joint.cloned().map(OnceLock::from).unwrap_or_default(),
             launches: Arc::default(),
+            over: AtomicBool::new(false),
         });
         // Nobody can ask for warm ones in here: the job has namespaces of its own.
         let launch = self.launch.clone().map(Launch::cold);

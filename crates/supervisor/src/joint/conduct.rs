@@ -11,6 +11,7 @@ use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Parent, Part, Pin};
 use kedge_process::{Together, Tracker};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
@@ -55,7 +56,7 @@ impl Checkpointer {
             Err(ClientError::Taken { .. }) => return Err(CheckpointError::Busy),
             other => other.map_err(ConductError::from)?,
         }
-        let parts = present(joint, &mut client)?;
+        let parts = present(joint, &mut client, &self.over)?;
         let dir = self.dir(order)?;
         // Read before there is a claim, whose folder has no manifest.
         let (tracker, full) = self.content(order);
@@ -186,7 +187,11 @@ impl Base {
 
 /// The parts, once all that run on this host have joined: one that has just been started is about
 /// to.
-fn present(joint: &Joint, client: &mut Client) -> Result<Vec<String>, ConductError> {
+fn present(
+    joint: &Joint,
+    client: &mut Client,
+    over: &AtomicBool,
+) -> Result<Vec<String>, ConductError> {
     let begin = Instant::now();
     loop {
         let mut joined = client.members()?;
@@ -201,7 +206,7 @@ fn present(joint: &Joint, client: &mut Client) -> Result<Vec<String>, ConductErr
         if complete && missing.is_none() && !joined.is_empty() {
             return Ok(joined);
         }
-        if begin.elapsed() > JOINING {
+        if begin.elapsed() > JOINING || over.load(Ordering::SeqCst) {
             let there = joined.len();
             let ranks = |all| ConductError::Ranks { there, all };
             return Err(missing.map_or(ConductError::Changed, ranks));
