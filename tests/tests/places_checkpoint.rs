@@ -2,11 +2,13 @@
 //! places, on fewer and on others.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back;
+use kedge_tests::back::{self, wait_for};
 use kedge_tests::host;
 use kedge_tests::job::{Job, User, children, kedge_as, send};
 use kedge_tests::place::Place;
+use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
+use std::time::Duration;
 
 const STEPS: u64 = 250;
 
@@ -144,6 +146,88 @@ fn images_build_on_each_other() {
     assert_eq!(place.restart(&third, &nonce).finish(STEPS).code(), Some(7));
 }
 
+/// Lines that are cut again and again delay an image and a restart.
+#[test]
+fn lines_that_are_cut_lose_no_image() {
+    let place = Place::mine("plccut");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| Relay::start(&server.address, 3 << 20));
+    let (gpu, steps) = (format!("{}/0,soft,{}/0", a.address, b.address), STEPS.to_string());
+    let job = place.on(&gpu, "gpu_round", &[], &[&steps, "5", "16"]);
+    moves(&place, job, &[None, None]);
+    assert!(a.cuts() > 5 && b.cuts() > 5, "{} {}", a.cuts(), b.cuts());
+}
+
+fn recovers(place: &back::Place, gpu: &str, mib: &str) -> back::Job {
+    let (program, steps) = (place.program.display().to_string(), back::STEPS.to_string());
+    let run = ["run", "--gpu", gpu, "--job", "j", "--recover=99", "--", &program, &steps, "10"];
+    back::Job::start(place.kedge(&[&run[..], &[mib]].concat()))
+}
+
+/// Whoever is lost, and whenever: the image is whole or none, and the job goes back to one that is.
+#[test]
+fn whoever_is_lost_while_an_image_is_made_loses_no_other() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let place = back::Place::of("gpu_round", "plcwhen", User::Same).expect("the test's own user");
+    let mut job = recovers(&place, &format!("{a}/0,{b}/0,soft"), "24");
+    job.read_to(5);
+    place.checkpoint();
+    let mut failed = 0;
+    for ms in [0, 20, 60, 120] {
+        for who in 0..3 {
+            place.goes_back(&mut job, |job| {
+                std::thread::scope(|scope| {
+                    let image = scope.spawn(|| place.output(&["checkpoint", "j"]));
+                    std::thread::sleep(Duration::from_millis(ms));
+                    match servers.get(who) {
+                        Some(server) => send("KILL", &children(server.pid())),
+                        None => job.kill_the_proxy(),
+                    }
+                    let image = image.join().expect("kedge checkpoint has an end");
+                    failed += u32::from(!image.status.success());
+                });
+            });
+        }
+    }
+    assert!(failed > 0, "nobody was lost in time");
+    place.ends_well(job);
+    assert!(servers.iter().all(|server| children(server.pid()).is_empty()));
+}
+
+/// A place that is lost while its devices come back has the restart fail, and leaves no session.
+#[test]
+fn whoever_is_lost_in_a_restart_loses_no_image() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let place = Place::mine("plclate");
+    let (gpu, steps) = (format!("{a}/0,{b}/0,soft"), STEPS.to_string());
+    let mut job = place.on(&gpu, "gpu_round", &[], &[&steps, "5", "48"]);
+    job.read_to(5);
+    let nonce = job.nonce.clone();
+    let image = place.checkpoint(&["--stop"]);
+    drop(job);
+    let shown = image.display().to_string();
+    let mut failed = 0;
+    for ms in [20, 60, 100, 150, 250] {
+        for server in &servers {
+            let output = std::thread::scope(|scope| {
+                let restart = scope.spawn(|| place.output(&["restart", &shown]));
+                std::thread::sleep(Duration::from_millis(ms));
+                send("KILL", &children(server.pid()));
+                restart.join().expect("kedge restart has an end")
+            });
+            // It may have come back before, and been lost then.
+            failed += u32::from(output.status.code() == Some(125));
+            wait_for("a session is still there", || {
+                servers.iter().all(|server| children(server.pid()).is_empty())
+            });
+        }
+    }
+    assert!(failed > 0, "nobody was lost in time");
+    assert_eq!(place.restart(&image, &nonce).finish(STEPS).code(), Some(7));
+}
+
 /// A far end, all of them, the near end: whichever is lost, the job goes back to its image.
 #[test]
 fn a_job_goes_back_when_a_place_is_lost() {
@@ -151,9 +235,7 @@ fn a_job_goes_back_when_a_place_is_lost() {
     let [a, b] = servers.each_ref().map(|server| &server.address);
     let gpu = format!("{a}/0,{b}/0,soft");
     let place = back::Place::of("gpu_round", "plcback", User::Same).expect("the test's own user");
-    let (program, steps) = (place.program.display().to_string(), back::STEPS.to_string());
-    let run = ["run", "--gpu", &gpu, "--job", "j", "--recover=9", "--", &program, &steps, "10"];
-    let mut job = back::Job::start(place.kedge(&run));
+    let mut job = recovers(&place, &gpu, "0");
     job.read_to(10);
     place.checkpoint();
     let near = |job: &mut back::Job| job.kill_the_proxy();
