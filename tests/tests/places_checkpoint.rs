@@ -3,11 +3,12 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::{self, wait_for};
-use kedge_tests::host;
 use kedge_tests::job::{Job, User, children, kedge_as, send};
 use kedge_tests::place::Place;
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
+use kedge_tests::{host, kedge};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const STEPS: u64 = 250;
@@ -79,6 +80,8 @@ fn a_place_is_not_divided() {
         (format!("{a}/0,{b}/0"), "it has seen 3 devices, here are 2"),
         ("soft".to_owned(), "it has seen 3 devices, here are 1"),
         (format!("{a}/0,1,7,soft"), "it has seen 3 devices, here are 4"),
+        (format!("{a}/0,1,127.0.0.1:1/0"), "its devices at 127.0.0.1:1/0: "),
+        (format!("{a}/0,1,{b}/7"), &format!("its devices at {b}/7: ")),
     ] {
         let said = place.failure(&["restart", &shown, "--gpu", &gpu]);
         assert!(said.contains(why), "{gpu}: {said}");
@@ -195,6 +198,22 @@ fn whoever_is_lost_while_an_image_is_made_loses_no_other() {
     assert!(servers.iter().all(|server| children(server.pid()).is_empty()));
 }
 
+/// Programs that work on two devices, and others, are checkpointed anywhere.
+#[test]
+fn programs_are_interrupted() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    for (gpu, programs) in [
+        (format!("{a}/0,{b}/0"), &["peer_copy", "driver_contexts", "streams_events"][..]),
+        (format!("{b}/1,soft"), &["peer_copy", "graph_memory", "pinned", "device_printf"]),
+    ] {
+        let mut command = Command::new(kedge().with_file_name("conformance"));
+        command.args(["--interrupt", "--jobs", "2", "--gpu", &gpu]).args(programs);
+        let output = command.stdin(Stdio::null()).output().expect("conformance: build it first");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
 /// A place that is lost while its devices come back has the restart fail, and leaves no session.
 #[test]
 fn whoever_is_lost_in_a_restart_loses_no_image() {
@@ -246,5 +265,23 @@ fn a_job_goes_back_when_a_place_is_lost() {
     let all = servers.iter().flat_map(|server| children(server.pid())).collect::<Vec<_>>();
     assert_eq!(all.len(), 2, "a session that nobody has: {all:?}");
     place.goes_back(&mut job, |_| send("KILL", &all));
+    place.ends_well(job);
+}
+
+/// On devices of one place that proxies were made ready with.
+#[test]
+fn a_proxy_that_was_ready_brings_places_back() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let place = back::Place::of("gpu_round", "plcwarm", User::Same).expect("the test's own user");
+    let mut job = recovers(&place, &format!("{a}/0,{b}/0"), "0");
+    job.read_to(10);
+    let (image, nonce) = (place.checkpoint(), job.nonce.clone());
+    job.kill();
+    let options = ["--gpu", "soft:2", "--warm", "--recover=9"];
+    let mut job = back::Job::spawn(place.restart(&image, &options), &nonce);
+    job.read_to(20);
+    place.goes_back(&mut job, |_| send("KILL", &place.proxies()));
+    assert!(place.log().contains("in a warm proxy"), "{}", place.log());
     place.ends_well(job);
 }

@@ -81,6 +81,8 @@ pub(crate) enum RestoreError {
     HeldHere,
     #[error("cannot begin with devices of several places: {0}")]
     Places(std::io::Error),
+    #[error("its devices at {gpu}: {why}")]
+    AtPlace { gpu: String, why: Box<RestoreError> },
     #[error(
         "a restart of devices of several places with a GPU among them, as {gpu}, is not supported \
          as yet: give --gpu software devices"

@@ -73,18 +73,46 @@ impl Places {
             position: near.position,
             places: List::default(),
         };
-        let mut places = Vec::new();
-        for (at, place) in self.places.iter_mut().enumerate() {
+        let newest = &self.newest;
+        let captured = all(&mut self.places, Place::is_far, |at, place| {
             let identity = &place.identity(near.identity);
             let near = NearEnd { identity, shared: near.shared, position: near.position };
-            let build = Build { parent: self.newest.of_place(on.parent, at), ..on };
-            let captured = place.executor.capture(&near, build);
+            place.executor.capture(&near, Build { parent: newest.of_place(on.parent, at), ..on })
+        });
+        let mut places = Vec::new();
+        for (place, captured) in self.places.iter().zip(captured) {
             let captured = captured
                 .inspect_err(|error| self.hub.log(&format!("the devices of {place}: {error}")))?;
             places.push(CapturedPlace { windows: place.windows.clone(), captured });
         }
-        Ok(Box::new(CapturedPlaces { saved, places, newest: self.newest.clone() }))
+        Ok(Box::new(CapturedPlaces { saved, places, newest: newest.clone() }))
     }
+}
+
+/// Does something with each of `items`: with those that are elsewhere at once, each on a thread of
+/// its own, while this thread does it with the others in turn.
+pub(super) fn all<T: Send, R: Send>(
+    items: &mut [T],
+    is_far: impl Fn(&T) -> bool,
+    work: impl Fn(usize, &mut T) -> R + Sync,
+) -> Vec<R> {
+    let mut done: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    thread::scope(|scope| {
+        let (mut threads, mut here) = (Vec::new(), Vec::new());
+        for (at, item) in items.iter_mut().enumerate() {
+            let work = &work;
+            match is_far(item) {
+                true => threads.push((at, scope.spawn(move || work(at, item)))),
+                false => here.push((at, item)),
+            }
+        }
+        here.into_iter().for_each(|(at, item)| done[at] = Some(work(at, item)));
+        for (at, thread) in threads {
+            let ended = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
+            done[at] = Some(ended);
+        }
+    });
+    done.into_iter().flatten().collect()
 }
 
 /// What the devices of all places held at one moment.
@@ -146,18 +174,17 @@ fn write_all(
     name: &str,
     codec: Choice,
 ) -> Vec<(Vec<u32>, Result<Stored, CaptureError>)> {
-    thread::scope(|scope| {
-        let write = |(at, place): (usize, CapturedPlace)| {
-            let CapturedPlace { windows, captured } = place;
+    let mut places: Vec<Option<CapturedPlace>> = places.into_iter().map(Some).collect();
+    let written = all(
+        &mut places,
+        |_| true,
+        |at, place| {
+            let CapturedPlace { windows, captured } = place.take()?;
             let path = path.with_file_name(place_file(name, at));
-            (windows, scope.spawn(move || captured.write(&path, codec)))
-        };
-        let written: Vec<_> = places.into_iter().enumerate().map(write).collect();
-        let ended = |(windows, thread): (_, thread::ScopedJoinHandle<'_, _>)| {
-            (windows, thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
-        };
-        written.into_iter().map(ended).collect()
-    })
+            Some((windows, captured.write(&path, codec)))
+        },
+    );
+    written.into_iter().flatten().collect()
 }
 
 /// Makes room on all places.
@@ -165,6 +192,28 @@ pub(super) struct Rooms(pub(super) Vec<Arc<dyn Room>>);
 
 impl Room for Rooms {
     fn prepare(&self, track: bool, full: bool) -> Result<(), CaptureError> {
-        self.0.iter().try_for_each(|room| room.prepare(track, full))
+        let mut rooms = self.0.clone();
+        let made = all(&mut rooms, |_| true, |_, room| room.prepare(track, full));
+        made.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_with_all_is_in_order() {
+        let here = thread::current().id();
+        let mut numbers = [3, 40, 5, 60];
+        let done = all(
+            &mut numbers,
+            |number| *number < 10,
+            |at, number| {
+                *number += 1;
+                (at, *number, thread::current().id() == here)
+            },
+        );
+        assert_eq!(done, [(0, 4, false), (1, 41, true), (2, 6, false), (3, 61, true)]);
     }
 }

@@ -44,6 +44,15 @@ pub(crate) struct Place {
     /// As `--gpu` gave it, and as which of the client's devices it sees those that it chose.
     pub(crate) gpu: String,
     pub(crate) windows: Vec<u32>,
+    /// Whether its devices are on another machine.
+    pub(crate) far: bool,
+}
+
+impl Place {
+    /// Returns whether its devices are on another machine.
+    fn is_far(&self) -> bool {
+        self.far
+    }
 }
 
 impl fmt::Display for Place {

@@ -86,7 +86,8 @@ pub(crate) fn open(
         let holds = welcome.devices.iter().all(|device| device.exact);
         told.add(at, place, welcome);
         let (gpu, all) = (place.spec.to_string(), place.windows.clone());
-        places.push(Place { executor, holds, gpu, windows: all });
+        let far = is_far(&place.spec);
+        places.push(Place { executor, holds, gpu, windows: all, far });
         windows.push(here);
     }
     let welcome = told.welcome();
@@ -140,6 +141,11 @@ pub(super) fn chosen(
     };
     let choice = DeviceChoice { visible: choice.visible.clone(), pci_order: false };
     backend::choose(&vec![unknown; count], &choice)
+}
+
+/// Returns whether devices are on another machine.
+pub(super) fn is_far(spec: &GpuSpec) -> bool {
+    matches!(spec, GpuSpec::Remote { .. })
 }
 
 /// Returns what has a place show these of its devices.

@@ -3,8 +3,8 @@
 
 use super::gates::Gates;
 use super::hub::Hub;
-use super::image::Newest;
-use super::open::{choice_of, chosen, hosts};
+use super::image::{Newest, all};
+use super::open::{choice_of, chosen, hosts, is_far};
 use super::table::Table;
 use super::{Place, Places};
 use crate::backend::{self, BackendConfig};
@@ -56,40 +56,40 @@ impl Back<'_> {
     ) -> Result<(Places, Arc<Hub>), RestoreError> {
         let Back { saved, options, log, .. } = *self;
         let homes = homes(&options.backend.gpu, saved)?;
-        let all = homes.into_iter().enumerate().map(|(at, home)| self.gather(at, home));
-        let all = all.collect::<Result<Vec<Gathered>, RestoreError>>()?;
+        let gathered = homes.into_iter().enumerate().map(|(at, home)| self.gather(at, home));
+        let mut gathered = gathered.collect::<Result<Vec<Gathered>, RestoreError>>()?;
         let memory = ClientMemory::new(0);
-        let hub = Hub::start(outbox, memory, log.clone(), all.len(), saved.position);
+        let hub = Hub::start(outbox, memory, log.clone(), gathered.len(), saved.position);
         let hub = hub.map_err(RestoreError::Places)?;
-        let hosts = hosts(&hub, all.len(), options, log);
+        let hosts = hosts(&hub, gathered.len(), options, log);
         hub.set_hosts(hosts.clone());
         let windows = |place: &Gathered| Windows::of(&place.home.windows);
-        let windows: Option<Vec<Windows>> = all.iter().map(windows).collect();
+        let windows: Option<Vec<Windows>> = gathered.iter().map(windows).collect();
         let mut table = Table::new(windows.ok_or(BAD_WINDOWS)?);
-        for (at, place) in all.iter().enumerate() {
+        for (at, place) in gathered.iter().enumerate() {
             remember(&mut table, &hub, at, &place.saved.steps);
         }
         // All of them have what the client shared with its devices.
-        if let Some(first) = all.first() {
+        if let Some(first) = gathered.first() {
             fill_arena(&first.layers, &first.saved)?;
         }
-        phases.over("its notes");
-        let mut places: Vec<Option<Place>> = all.iter().map(|_| None).collect();
+        phases.over("its places' notes");
         // Those of this machine come first: what others have changed would be covered.
-        let far = |place: &Gathered| matches!(place.home.spec, GpuSpec::Remote { .. });
-        for pass in [false, true] {
-            for (at, place) in all.iter().enumerate().filter(|(_, place)| far(place) == pass) {
-                let (gpu, windows) = (place.home.spec.to_string(), place.home.windows.clone());
-                let (executor, holds) = self.rebuild(place, &hosts[at])?;
-                if !holds {
-                    return Err(RestoreError::GpuAmongPlaces { gpu });
-                }
-                places[at] = Some(Place { executor, holds, gpu, windows });
-            }
+        let (here, far): (Vec<_>, Vec<_>) =
+            gathered.iter_mut().enumerate().partition(|(_, place)| !is_far(&place.home.spec));
+        let mut rebuilt = Vec::new();
+        for (mut some, elsewhere) in [(here, false), (far, true)] {
+            let built = all(
+                &mut some,
+                |_| elsewhere,
+                |_, (at, place)| self.rebuild(place, &hosts[*at]).map(|place| (*at, place)),
+            );
+            rebuilt.extend(built.into_iter().collect::<Result<Vec<_>, _>>()?);
         }
+        rebuilt.sort_by_key(|(at, _)| *at);
         phases.over("its devices");
         let (driver_version, newest) = (saved.driver_version, Arc::<Newest>::default());
-        let places = places.into_iter().flatten().collect();
+        let places = rebuilt.into_iter().map(|(_, place)| place).collect();
         Ok((Places { places, table, hub: hub.clone(), driver_version, newest }, hub))
     }
 
@@ -109,8 +109,21 @@ impl Back<'_> {
         Ok(Gathered { layers, saved, home })
     }
 
-    /// Makes everything of a place again; and tells whether its streams can be held.
-    fn rebuild(
+    /// Makes everything of a place again.
+    fn rebuild(&self, place: &Gathered, host: &Arc<ProxyHost>) -> Result<Place, RestoreError> {
+        let (gpu, windows) = (place.home.spec.to_string(), place.home.windows.clone());
+        let (executor, holds) = self.executor(place, host).map_err(|why| {
+            let (gpu, why) = (gpu.clone(), Box::new(why));
+            RestoreError::AtPlace { gpu, why }
+        })?;
+        if !holds {
+            return Err(RestoreError::GpuAmongPlaces { gpu });
+        }
+        Ok(Place { executor, holds, gpu, windows, far: is_far(&place.home.spec) })
+    }
+
+    /// Makes a place's executor, with everything; and tells whether its streams can be held.
+    fn executor(
         &self,
         place: &Gathered,
         host: &Arc<ProxyHost>,
@@ -128,8 +141,8 @@ impl Back<'_> {
         let (gpu, windows) = (home.spec.clone(), Windows::of(&home.windows));
         let config = &BackendConfig { gpu, windows, ..options.backend.clone() };
         let built = backend::build(config, choice, host.clone(), None)?;
-        let socket = socket.try_clone_to_owned().map_err(RestoreError::Socket)?;
         let holds = built.devices().iter().all(|device| device.exact);
+        let socket = socket.try_clone_to_owned().map_err(RestoreError::Socket)?;
         let gone = Here { layers, saved, parts: None, config, host };
         Ok((Box::new(gone.rebuild(built, socket, Phases::begin())?), holds))
     }
