@@ -214,6 +214,35 @@ fn programs_are_interrupted() {
     }
 }
 
+/// Copies, events, host functions and faults between places, wherever the program stops.
+#[test]
+fn programs_that_cross_places_are_interrupted() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let gpu = format!("{a}/0,{b}/0,{a}/1,soft");
+    let place = Place::mine("plccross");
+    let program = host("gpu_places.cu", "gpu_places", &["-O1", "-arch=sm_80"]);
+    let program = program.display().to_string();
+    let mut met = 0;
+    for (round, what) in (0..).zip(["cross", "host", "cross", "add", "cross", "cross"]) {
+        let run = ["run", "--gpu", &gpu, "--job", "j", "--", &program, "0,1,0,2", what];
+        std::thread::scope(|scope| {
+            let runs = scope.spawn(|| place.output(&run));
+            std::thread::sleep(Duration::from_millis(150 + 250 * round));
+            let image = place.output(&["checkpoint", "j", "--stop"]);
+            let mut output = runs.join().expect("kedge run has an end");
+            if image.status.success() {
+                let path = String::from_utf8(image.stdout).expect("text");
+                output = place.output(&["restart", path.trim()]);
+                met += 1;
+            }
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.ends_with("ok\n"), "{what}: {output:?}; {}", place.log());
+        });
+    }
+    assert!(met > 0, "all had ended by then");
+}
+
 /// A place that is lost while its devices come back has the restart fail, and leaves no session.
 #[test]
 fn whoever_is_lost_in_a_restart_loses_no_image() {
