@@ -8,6 +8,7 @@ use kedge_tests::place::Place;
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::{host, kedge};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -104,6 +105,44 @@ fn devices_that_were_chosen_come_back() {
     command.env("CUDA_VISIBLE_DEVICES", "3,2");
     let job = Job::start_paced(command);
     moves(&place, job, &[None, Some("soft:4")]);
+}
+
+/// With a device as GPUs are, beside others, there is no image as yet; the job goes on.
+#[test]
+fn a_gpu_among_places_is_refused() {
+    let mut serve = Command::new(kedge());
+    serve.args(["serve", "--listen", "127.0.0.1:0", "--gpu", "soft"]);
+    serve.env("KEDGE_SOFT_LIKE_GPU", "1");
+    let gpu = Served::started(serve);
+    let place = Place::mine("plcgpu");
+    let program = host("gpu_places.cu", "gpu_places", &["-O1", "-arch=sm_80"]);
+    let (program, done) = (program.display().to_string(), place.world.0.join("done"));
+    let (list, file) = (format!("{}/0,soft", gpu.address), done.display().to_string());
+    let run = ["run", "--gpu", &list, "--job", "j", "--", &program, "0,1", "wait", &file];
+    let mut command = kedge_as(&place.world, place.user, &run);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("kedge");
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    out.read_line(&mut String::new()).expect("text");
+    let said = place.failure(&["checkpoint", "j"]);
+    assert!(said.contains("a checkpoint of a GPU beside other places' devices is not"), "{said}");
+    std::fs::write(done, "").expect("room");
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("text");
+    assert!(child.wait().expect("it has ended").success() && rest == "ok\n", "{rest}");
+    assert_eq!(place.names(), [""; 0]);
+
+    let server = Served::start(&["--gpu", "soft"]);
+    for (was, why) in [
+        ("soft:2".to_owned(), "its devices were of one place"),
+        (format!("{}/0,soft", server.address), "with a GPU among them"),
+    ] {
+        let mut job = start(&place, &was);
+        job.read_to(2);
+        let image = place.checkpoint(&["--stop"]).display().to_string();
+        drop(job);
+        let said = place.failure(&["restart", &image, "--gpu", &list]);
+        assert!(said.contains(why), "{was}: {said}");
+    }
 }
 
 /// The image's files are shown, and each place's builds on its own.
