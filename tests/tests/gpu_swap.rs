@@ -5,6 +5,7 @@
 use kedge_tests::back::{Job, Place, STEPS};
 use kedge_tests::job::{User, children, send};
 use kedge_tests::world::{failure, stderr};
+use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,14 @@ fn out_and_in(place: &Place) {
         swap(place, "in");
         assert!(resident(&job) >= MANY);
     }
+    let file = place.world.home().join("swapped").display().to_string();
+    let said = place.output(&["swap", "out", "j", "--json", "--events", &file]);
+    let report: Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    assert!(report["bytes"].as_u64() >= Some(MANY << 10) && report["way"] == "out", "{report}");
+    let event = fs::read_to_string(&file).expect("events");
+    let event: Value = serde_json::from_str(&event).expect("one event");
+    assert_eq!((&event["event"], &event["bytes"]), (&"swapped".into(), &report["bytes"]));
+    swap(place, "in");
     swap(place, "out");
     swap(place, "out");
     assert!(resident(&job) <= FEW, "{} KiB", resident(&job));

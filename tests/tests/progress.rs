@@ -108,7 +108,9 @@ fn events_tell_programs_what_happens() {
     job.child = restart.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("kedge");
     let runs = || names(&events(Path::new(&back))).contains(&"restarted");
     wait_for("the job is back", || Path::new(&back).exists() && runs());
-    assert!(job.world.output(&["kill", "j"]).status.success());
+    let killed: Value =
+        serde_json::from_str(&job.world.text(&["kill", "j", "--json"])).expect("JSON");
+    assert_eq!((&killed["job"], &killed["signal"]), (&"j".into(), &Value::Null), "{killed}");
     let _ = job.child.wait();
     let told = events(Path::new(&back));
     assert_eq!(names(&told), ["restarting", "restarted", "ended"]);

@@ -1,11 +1,13 @@
 //! `kedge kill`.
 
 use crate::Failure;
+use crate::output;
 use crate::time::Time;
 use clap::Args;
 use kedge_supervisor::control::{self, Kill};
 use kedge_supervisor::jobs::{JobName, Jobs};
-use std::time::Duration;
+use serde::Serialize;
+use std::time::{Duration, Instant};
 
 const AFTER_HELP: &str = "\
 Returns when the job has ended. Its images stay, and it does not go back to one (`kedge run \
@@ -33,6 +35,17 @@ pub(crate) struct KillArgs {
     /// How long after SIGTERM what is left is ended by SIGKILL [default: 10s]
     #[arg(long, value_name = "TIME")]
     grace: Option<Time>,
+    /// Print a JSON object: job, signal (the one that was sent; null where the job has ended),
+    /// seconds (how long that took)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    job: &'a str,
+    signal: Option<i32>,
+    seconds: f64,
 }
 
 /// Names without SIG, at their numbers less one.
@@ -62,7 +75,14 @@ pub(crate) fn run(args: &KillArgs) -> Result<(), Failure> {
         Some(SIGKILL) => end(Duration::ZERO),
         Some(signal) => Kill::Signal(signal),
     };
-    Ok(control::kill(&Jobs::open()?, &args.job, kill)?)
+    let begin = Instant::now();
+    control::kill(&Jobs::open()?, &args.job, kill)?;
+    if args.json {
+        let signal = args.signal.filter(|signal| *signal != SIGKILL);
+        let (job, seconds) = (args.job.to_string(), begin.elapsed().as_secs_f64());
+        output::json(&Report { job: &job, signal, seconds })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::events::{Event, EventsArgs};
 use crate::output;
+use crate::progress::Progress;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use kedge_supervisor::control;
@@ -60,15 +61,48 @@ pub(crate) fn run(args: &SwapArgs) -> Result<(), Failure> {
         Way::Out => (true, "out"),
         Way::In => (false, "in"),
     };
+    let what = if out { "taking its memory off the devices" } else { "bringing its memory back" };
+    let shown = Progress::new(&format!("{job}: {what}…"));
+    let named = job.clone();
+    kedge_supervisor::on_interrupt(move || {
+        // Instead of the line that tells what it is about.
+        Progress::new("").clear();
+        output::complain(&format!("the swap of {named} goes on: see `kedge ps`"));
+    });
     let swapped = control::swap(&Jobs::open()?, &args.job, out);
+    drop(shown);
     if let Err(error) = &swapped {
         events.tell(&Event::Failed { error: &error.to_string() });
     }
     let (bytes, seconds, job) = (swapped?, begin.elapsed().as_secs_f64(), job.as_str());
     events.tell(&Event::Swapped { job, way, bytes, seconds });
     match args.way {
-        _ if args.json => Ok(output::json(&Report { job, way, bytes, seconds })?),
-        Way::Out => Ok(output::print(&format!("{} are off the devices\n", Size(bytes)))?),
-        Way::In => Ok(()),
+        _ if args.json => return Ok(output::json(&Report { job, way, bytes, seconds })?),
+        Way::Out => output::print(&format!("{} are off the devices\n", Size(bytes)))?,
+        Way::In => {}
+    }
+    output::tell(&closing(job, out, bytes, seconds));
+    Ok(())
+}
+
+/// How fast it was. Nothing may have had to move.
+fn closing(job: &str, out: bool, bytes: u64, seconds: f64) -> String {
+    let way = if out { "off the devices" } else { "on the devices again" };
+    let speed = match bytes > 0 && seconds > 0.0 {
+        true => format!(", {}/s", Size((bytes as f64 / seconds) as u64)),
+        false => String::new(),
+    };
+    format!("{job}  {} {way} in {seconds:.1} s{speed}", Size(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_says_how_fast_it_was() {
+        let line = "j  40 GiB off the devices in 4.0 s, 10 GiB/s";
+        assert_eq!(closing("j", true, 40 << 30, 4.0), line);
+        assert_eq!(closing("j", false, 0, 0.04), "j  0 B on the devices again in 0.0 s");
     }
 }
