@@ -41,14 +41,15 @@ pub fn images(dir: &Path, job: &JobName) -> Result<Candidates, ImageError> {
     Ok(images)
 }
 
-/// When the programs of all of an image's parts had ended well, if it has parts.
+/// Since when the programs of all of an image's parts have ended well, if it has parts. The marks
+/// of an earlier run stay: those of the image's run are newer than it, or it is not done.
 fn parts_done_at(dir: &Path, image: &Manifest) -> Option<u64> {
     let done = |part: &Part| {
         let (name, _) = part.name.rsplit_once('-')?;
         done_at(dir, &name.parse().ok()?)
     };
     let all = image.parts.iter().map(done).collect::<Option<Vec<u64>>>()?;
-    all.into_iter().max()
+    all.into_iter().min()
 }
 
 /// When a job's program last ended well, in seconds since 1970.
@@ -133,8 +134,13 @@ mod tests {
             note_done(&dir, &done.parse().unwrap()).unwrap();
             all.push(found());
         }
+        // One of them is of an earlier run: its program has not ended in this one.
+        let earlier = SystemTime::now() - Duration::from_secs(20);
+        let old = File::open(mark(&dir, &"j.0".parse().unwrap())).unwrap();
+        old.set_modified(earlier).unwrap();
+        all.push(found());
         fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(all, [1, 1, 1, 0]);
+        assert_eq!(all, [1, 1, 1, 0, 1]);
     }
 
     #[test]
