@@ -107,6 +107,47 @@ fn devices_that_were_chosen_come_back() {
     moves(&place, job, &[None, Some("soft:4")]);
 }
 
+/// Bytes of memory that a server's only session has, KiB.
+fn resident(server: &Served) -> u64 {
+    let proxies = children(server.pid());
+    let [proxy] = proxies[..] else { panic!("{proxies:?}") };
+    let text = std::fs::read_to_string(format!("/proc/{proxy}/smaps_rollup")).expect("a proxy");
+    let rss = text.lines().find_map(|line| line.strip_prefix("Rss:")).expect("a number");
+    rss.trim().trim_end_matches(" kB").parse().expect("KiB")
+}
+
+/// The memory of all places leaves their devices, and comes back with what is asked of them.
+#[test]
+fn memory_leaves_all_places_and_comes_back() {
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    let place = back::Place::of("gpu_round", "plcswap", User::Same).expect("the test's own user");
+    let mut job = recovers(&place, &format!("{a}/0,{b}/0,soft"), "64");
+    job.read_to(5);
+    send("STOP", &place.clients(&job));
+    let swap = |way: &str| {
+        let output = place.output(&["swap", way, "j"]);
+        assert!(output.status.success(), "{output:?}; {}", place.log());
+    };
+    let all = || servers.each_ref().map(resident);
+    let before = all();
+    swap("out");
+    let gone = all();
+    assert!(gone.iter().zip(before).all(|(gone, before)| gone + (32 << 10) < before), "{gone:?}");
+    swap("in");
+    let back = all();
+    assert!(back.iter().zip(before).all(|(back, before)| back + (8 << 10) > before), "{back:?}");
+    swap("out");
+    send("CONT", &place.clients(&job));
+    job.read_to(job.step + 3);
+    swap("out");
+    let image = place.checkpoint();
+    let nonce = job.nonce.clone();
+    job.read_to(back::STEPS);
+    assert_eq!(job.end().code(), Some(7));
+    place.goes_on(&image, &nonce);
+}
+
 /// With a device as GPUs are, beside others, there is no image as yet; the job goes on.
 #[test]
 fn a_gpu_among_places_is_refused() {

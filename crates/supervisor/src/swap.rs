@@ -18,7 +18,6 @@ impl Checkpointer {
     /// Takes the memory off the devices: how many bytes. Where one process's cannot be, all of it
     /// stays.
     pub(crate) fn swap_out(&self) -> Result<u64, CheckpointError> {
-        self.of_one_place("swapping")?;
         let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
         let quiet = self.proxies.quiesce(PATIENCE, &PREPARE)?;
         let outcome = leave_all(&quiet.clients);
