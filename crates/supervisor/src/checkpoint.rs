@@ -192,8 +192,11 @@ impl Checkpointer {
         // A part that ends when all is done waits until it has been told.
         let _conducts = joint.conducts();
         let taken = self.conduct(joint, order, tell);
-        // Who finds another at it asks again.
-        let told = |error: &&CheckpointError| !matches!(error, CheckpointError::Busy);
+        // Who finds another at it asks again, and what is over has not failed.
+        let quiet = |error: &CheckpointError| {
+            matches!(error, CheckpointError::Busy | CheckpointError::Over)
+        };
+        let told = |error: &&CheckpointError| !quiet(error);
         if let Some(error) = taken.as_ref().err().filter(told) {
             self.log.line(&format!("checkpoint of {} failed: {error}", joint.job));
         }

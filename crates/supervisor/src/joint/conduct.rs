@@ -7,6 +7,7 @@ use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
 use crate::control::{Order, Progress};
 use crate::jobs::{self, JobName, by_number};
+use crate::turn::Turn;
 use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Parent, Part, Pin};
 use kedge_process::{Together, Tracker};
@@ -56,6 +57,7 @@ impl Checkpointer {
             Err(ClientError::Taken { .. }) => return Err(CheckpointError::Busy),
             other => other.map_err(ConductError::from)?,
         }
+        is_left(&self.turn, &self.over)?;
         let parts = present(joint, &mut client, &self.over)?;
         let dir = self.dir(order)?;
         // Read before there is a claim, whose folder has no manifest.
@@ -166,6 +168,13 @@ impl Checkpointer {
     }
 }
 
+/// Whether anything is left to be saved, now that nobody else conducts: this part may just be
+/// ending with the image of the one before, who has left, and says so before its turn is over.
+fn is_left(turn: &Turn, over: &AtomicBool) -> Result<(), CheckpointError> {
+    drop(turn.take().ok_or(CheckpointError::Busy)?);
+    if over.load(Ordering::SeqCst) { Err(CheckpointError::Over) } else { Ok(()) }
+}
+
 /// An image of the whole job on which the next one builds. It stays for as long as this.
 struct Base {
     folder: PathBuf,
@@ -219,4 +228,26 @@ fn present(
 fn conductor() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("checkpoint {:x} of {}", now.as_nanos(), std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asked while the last image was made conducted another one, of ranks that had gone.
+    #[test]
+    fn a_job_that_ends_with_an_image_is_not_saved_again() {
+        let (turn, over) = (Turn::default(), AtomicBool::new(false));
+        assert!(is_left(&turn, &over).is_ok());
+        let one = turn.take();
+        let left = thread::scope(|scope| {
+            let asking = scope.spawn(|| is_left(&turn, &over).is_ok());
+            // It has asked by then; if not, this proves less.
+            thread::sleep(Duration::from_millis(50));
+            over.store(true, Ordering::SeqCst);
+            drop(one);
+            asking.join().unwrap()
+        });
+        assert!(!left && matches!(is_left(&turn, &over), Err(CheckpointError::Over)));
+    }
 }
