@@ -273,8 +273,16 @@ fn ranks_with_devices_come_back_on_other_nodes() {
     ended(first);
     let second = site.restart(&[2, 3], 1);
     wait_for_steps(&site.home(), 1, 50);
+    // A rank's image counts as well if that cannot be noted.
+    let hosts = site.home().join(Slurm::node(3)).join("kedge/hosts");
+    let host = fs::read_dir(&hosts).expect("a folder").next().expect("one").expect("an entry");
+    let in_the_way = host.path().join("jobs/sim.1/last.json");
+    assert!(!in_the_way.exists(), "no image has been made in this step");
+    fs::create_dir(&in_the_way).expect("a folder");
     site.cancel("TERM");
     let second = ended(second);
+    assert!(site.logs(3).contains("last.json: "), "{}", site.logs(3));
+    fs::remove_dir(&in_the_way).expect("a folder");
     assert_eq!(second.status.code(), Some(85), "{} {}", stderr(&second), site.logs(3));
     let third = ended(site.restart(&[2, 3], 2));
     assert_eq!(third.status.code(), Some(WELL), "{} {}", stderr(&third), site.logs(3));

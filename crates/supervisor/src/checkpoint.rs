@@ -488,6 +488,9 @@ impl Checkpointer {
         (stall_seconds, seconds): (f64, f64),
         last_word: bool,
     ) {
+        if let (true, Some(joint)) = (last_word, self.joint.get()) {
+            joint.saved.set();
+        }
         let last = LastImage {
             image: image.to_owned(),
             captured: manifest.captured,

@@ -10,6 +10,8 @@ use kedge_control::job::{Order, Progress};
 use kedge_control::joblog::JobLog;
 use std::fs;
 use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,10 +21,41 @@ const ALONE: Duration = Duration::from_secs(1);
 /// Before what has failed is tried again: the batch system ends the job when its time is over.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Whether all ranks have been saved and end: one flag for this process and for those that it
+/// forks, as which the init of a restarted job takes its checkpoints.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saved(&'static AtomicBool);
+
+impl Saved {
+    /// It stays for as long as the process.
+    pub(crate) fn new() -> Saved {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, wherever the kernel puts it.
+        let at = unsafe { libc::mmap(null_mut(), size_of::<AtomicBool>(), access, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Saved(Box::leak(Box::default()));
+        }
+        // SAFETY: it begins with a page, is never unmapped, and all that use it do so by this type,
+        // whose `false` is the zero that it holds.
+        Saved(unsafe { &*at.cast::<AtomicBool>() })
+    }
+
+    pub(crate) fn set(self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn is_set(self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 /// One of several ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Ranks {
     pub(crate) first: bool,
+    /// Set with the image that is the last, also where that cannot be noted.
+    saved: Saved,
     /// Where the rank's latest image is noted.
     pub(crate) last: PathBuf,
 }
@@ -37,14 +70,14 @@ impl Ranks {
     /// That of a job's part, if it is one.
     pub(crate) fn of(joint: Option<&Joint>, dir: &JobDir) -> Option<Ranks> {
         let joint = joint.filter(|joint| joint.ranks.is_some())?;
-        Some(Ranks { first: joint.is_first(), last: dir.last_image() })
+        Some(Ranks { first: joint.is_first(), saved: joint.saved, last: dir.last_image() })
     }
 
     /// Whether all have been saved and end.
     pub(crate) fn are_saved(&self) -> bool {
         let noted = fs::read(&self.last).ok();
         let last = noted.and_then(|text| serde_json::from_slice::<LastImage>(&text).ok());
-        last.is_some_and(|last| last.last_word)
+        self.saved.is_set() || last.is_some_and(|last| last.last_word)
     }
 
     /// Has all ranks saved and ended, by the part that answers at `control`. Returns when that is
@@ -119,7 +152,7 @@ mod tests {
     #[test]
     fn ranks_are_saved_once_their_last_image_says_so() {
         let last = std::env::temp_dir().join(format!("kedge-last-word-{}", std::process::id()));
-        let ranks = Ranks { first: true, last: last.clone() };
+        let ranks = Ranks { first: true, saved: Saved::new(), last: last.clone() };
         let note = |last_word| {
             let (image, captured, bytes, stall_seconds) = ("/i".into(), 1, 1, 0.1);
             let note = LastImage { image, captured, bytes, stall_seconds, last_word };
@@ -144,5 +177,22 @@ mod tests {
         // What failed before the others had it saved is made good.
         missed.saved();
         assert!(missed.told().is_empty() && missed.is_saved());
+    }
+
+    /// A rank whose note could not be written ended as one that was killed.
+    #[test]
+    fn a_process_that_is_forked_says_that_ranks_are_saved() {
+        let ranks = Ranks { first: true, saved: Saved::new(), last: PathBuf::from("/nowhere") };
+        let before = ranks.are_saved();
+        // SAFETY: the child stores one byte and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            ranks.saved.set();
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: it waits for that child alone.
+        assert_eq!(unsafe { libc::waitpid(child, null_mut(), 0) }, child);
+        assert!(!before && ranks.are_saved());
     }
 }

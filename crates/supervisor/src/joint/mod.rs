@@ -26,6 +26,7 @@ pub(crate) use restart::{JOIN, restart_parts};
 use crate::checkpoint::Checkpointer;
 use crate::jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use crate::signals::Signals;
+use crate::together::Saved;
 use kedge_coordinator::{Client, ClientError, Far, Leader, Member, Place};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -54,6 +55,8 @@ pub(crate) struct Joint {
     conducting: Arc<RwLock<()>>,
     /// How many ranks the step has whose ranks the parts are, if they are a step's.
     pub(crate) ranks: Option<u32>,
+    /// That these have been saved and end.
+    pub(crate) saved: Saved,
 }
 
 /// Removes what an ended job has left whose parts these are.
@@ -110,7 +113,8 @@ impl Joint {
         let place = Place { folder: jobs.joint_dir(job)?, far };
         let (job, jobs) = (job.clone(), jobs.clone());
         let (joined, conducting) = (Arc::default(), Arc::default());
-        Ok(Joint { job, part, place, jobs, joined, conducting, ranks: None })
+        let saved = Saved::new();
+        Ok(Joint { job, part, place, jobs, joined, conducting, ranks: None, saved })
     }
 
     /// Joins as that part, unless another host has it.
