@@ -4,6 +4,7 @@
 use kedge_tests::job::{Job, kedge_as};
 use kedge_tests::place::Place;
 use kedge_tests::world::stderr;
+use std::process::Stdio;
 
 /// Steps that take long enough to be interrupted, and then end well.
 const SCRIPT: &str = "nonce=$(printf '%040d' $$); echo nonce $nonce
@@ -113,6 +114,49 @@ fn a_program_that_ends_before_it_is_captured_is_not_requeued() {
     let run = [&BATCH[..], &["sh", "-c", "exit 3"]].concat();
     let output = place.output(&run);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
+}
+
+/// Enough memory for a restart that takes a while.
+const LARGE: &str = r#"
+import os, time
+held = os.urandom(256 << 20)
+print("nonce", "%040d" % os.getpid(), flush=True)
+for step in range(1, 100001):
+    print("%040d" % os.getpid(), step, flush=True)
+    time.sleep(0.01)
+"#;
+
+/// Starts a program to which SIGTERM has been sent while it was blocked.
+const TOLD: &str = "
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getpid(), signal.SIGTERM)
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// Its image is whole: Slurm did not requeue it.
+#[test]
+fn a_job_that_is_told_to_end_while_it_restarts_is_requeued() {
+    let place = Place::mine("resumetold");
+    let run = [&BATCH[..], &["/usr/bin/python3", "-c", LARGE]].concat();
+    let mut job = Job::start(kedge_as(&place.world, place.user, &run));
+    job.read_to(3);
+    job.signal("TERM");
+    job.drain();
+    assert_eq!(job.wait().code(), Some(85), "{}", place.log());
+    let usual = kedge_as(&place.world, place.user, &run);
+    // What is pending is handed on by exec alone.
+    let mut told = std::process::Command::new("timeout");
+    told.args(["60", "/usr/bin/python3", "-c", TOLD]).arg(place.world.parts());
+    told.args(&run).stdin(Stdio::null());
+    usual.get_envs().for_each(|(name, value)| match value {
+        Some(value) => drop(told.env(name, value)),
+        None => drop(told.env_remove(name)),
+    });
+    usual.get_current_dir().map(|dir| told.current_dir(dir));
+    let ended = told.output().expect("timeout");
+    assert_eq!(ended.status.code(), Some(85), "{ended:?} {}", place.log());
+    assert_eq!(place.names().len(), 1, "it was saved once more: {}", place.log());
 }
 
 #[test]

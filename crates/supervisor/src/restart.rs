@@ -126,7 +126,7 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     if let (Err(_), None) = (&outcome, &spec.back) {
         dir.remove_meta();
     }
-    let outcome = given_up(outcome);
+    let outcome = given_up(outcome, spec.requeue_exit(&images));
     if let Ok(None) = outcome {
         let used = spec.used();
         return GoBack::new(&name, dir, spec.clone(), used, &keeper, warm).map(End::GoBack);
@@ -155,12 +155,22 @@ pub(crate) fn tell(what: &str) {
     let _ = writeln!(io::stderr(), "kedge: {what}");
 }
 
-/// A restart that a signal has ended is no failure: this process ends by that signal, once nothing
-/// is left.
-fn given_up(outcome: Result<Option<Ended>, RunError>) -> Result<Option<Ended>, RunError> {
+/// A restart that a signal has ended is no failure: this process ends as [`given_up_by`] that
+/// signal, once nothing is left.
+fn given_up(
+    outcome: Result<Option<Ended>, RunError>,
+    requeue: Option<u8>,
+) -> Result<Option<Ended>, RunError> {
     let Err(RunError::Restart(EngineError::GivenUp)) = outcome else { return outcome };
     recover::end_all()?;
-    Ok(Some(Outcome::Killed(signals::sent_to_end().unwrap_or(libc::SIGINT)).into()))
+    let signal = signals::sent_to_end().unwrap_or(libc::SIGINT);
+    Ok(Some(given_up_by(signal, requeue).into()))
+}
+
+/// The image is as it was: a job that is asked to end is to be requeued as one that was saved.
+fn given_up_by(signal: libc::c_int, requeue: Option<u8>) -> Outcome {
+    let requeue = requeue.filter(|_| signal == libc::SIGTERM);
+    requeue.map_or(Outcome::Killed(signal), Outcome::Exited)
 }
 
 /// The job's name, its folder, and the images that it may be restarted from, the newest first.
@@ -451,6 +461,12 @@ impl RestartSpec {
         }
     }
 
+    /// What kedge ends with where the job is to be requeued (`--requeue-exit`).
+    fn requeue_exit(&self, images: &[(PathBuf, Manifest)]) -> Option<u8> {
+        let (_, first) = images.first()?;
+        self.policy.or(Policy::of_image(first)).on_term?.requeue_exit
+    }
+
     /// How often the job has gone back.
     fn used(&self) -> u32 {
         self.back.as_ref().map_or(0, |back| back.used)
@@ -596,6 +612,13 @@ impl Checkpointing<'_> {
 mod tests {
     use super::*;
     use std::os::unix::fs::chown;
+
+    #[test]
+    fn a_restart_that_sigterm_ends_is_requeued() {
+        assert_eq!(given_up_by(libc::SIGTERM, Some(85)), Outcome::Exited(85));
+        assert_eq!(given_up_by(libc::SIGTERM, None), Outcome::Killed(libc::SIGTERM));
+        assert_eq!(given_up_by(libc::SIGINT, Some(85)), Outcome::Killed(libc::SIGINT));
+    }
 
     #[test]
     fn an_image_of_another_user_takes_no_other_s_place() {
