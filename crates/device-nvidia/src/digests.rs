@@ -200,6 +200,11 @@ impl Digester {
         self.lock().contains_key(&context)
     }
 
+    /// Returns the copying kernel of a context, if it is there: for as long as the context is.
+    pub(crate) fn gatherer(&self, context: CtxId) -> Option<CUfunction> {
+        self.lock().get(&context).map(|kernels| kernels.module.gather)
+    }
+
     /// Lends a context's kernels, with room for so many blocks.
     fn with<T>(
         &self,

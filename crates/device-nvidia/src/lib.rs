@@ -7,8 +7,8 @@
 //!   cut.
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`],
 //!   [`textures`]. [`window`]: what of it must lie at the same addresses after a restart.
-//! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]:
-//!   many; [`drafts`]: before they are ready.
+//! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`scatter`], [`host_call`];
+//!   [`graphs`]: many; [`drafts`]: before they are ready.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`],
 //!   [`notes`]); [`restore`]: putting it back; [`later`]: in several rounds, while it changes;
 //!   [`held`]: when its process is gone. [`digests`]:
@@ -65,6 +65,7 @@ mod quota;
 mod ready;
 mod restore;
 mod roles;
+mod scatter;
 mod seams;
 mod snapshot;
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a pinned buffer, and of the largest piece.
-const PIECE: u64 = 2 << 20;
+pub(crate) const PIECE: u64 = 2 << 20;
 /// Threads that one copy is spread over, where it has as many pieces.
 const LANES: u64 = 8;
 /// CU_MEMHOSTALLOC_PORTABLE.
@@ -48,7 +48,7 @@ pub(crate) struct Buffers {
 }
 
 /// A pinned buffer of [`PIECE`] bytes.
-struct Buffer(*mut u8);
+pub(crate) struct Buffer(*mut u8);
 
 // SAFETY: plain memory that one owner at a time uses.
 unsafe impl Send for Buffer {}
@@ -58,7 +58,11 @@ impl Buffers {
         Buffers { driver: Arc::clone(driver), free: Mutex::default() }
     }
 
-    fn take(&self) -> Result<Buffer, CuError> {
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(crate) fn take(&self) -> Result<Buffer, CuError> {
         let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(buffer) = kept {
             return Ok(buffer);
@@ -69,23 +73,27 @@ impl Buffers {
         Ok(Buffer(at.cast()))
     }
 
-    fn put(&self, buffer: Buffer) {
+    pub(crate) fn put(&self, buffer: Buffer) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
 }
 
 impl Buffer {
     /// The first `len` bytes.
-    fn bytes(&mut self, len: u64) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self, len: u64) -> &mut [u8] {
         debug_assert!(len <= PIECE);
         // SAFETY: a buffer has PIECE bytes, which nobody else uses while it is borrowed: the device
         // has been waited for.
         unsafe { std::slice::from_raw_parts_mut(self.0, len.min(PIECE) as usize) }
     }
 
+    pub(crate) fn address(&self) -> u64 {
+        self.0 as u64
+    }
+
     /// The buffer as one side of a piece's copy, without gaps.
     fn place(&self, piece: &Copy3d) -> Place {
-        piece.shape().packed_at(self.0 as u64)
+        piece.shape().packed_at(self.address())
     }
 }
 

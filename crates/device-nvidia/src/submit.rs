@@ -4,13 +4,15 @@ use crate::NvidiaBackend;
 use crate::driver::check;
 use crate::host_call::{self, HostCall};
 use crate::launch;
+use crate::scatter::{self, Scatter};
 use crate::seams;
-use crate::staging::{self, PrivateCopy};
+use crate::staging::{self, Buffers, PrivateCopy};
 use crate::stream::{Event, Stream};
 use crate::tables::{Tables, arrays_of, fill};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUevent;
-use kedge_protocol::{Copy3d, CtxId, Place, StreamOp};
+use kedge_device::Host;
+use kedge_protocol::{Copy3d, CtxId, Place, Scattered, StreamOp};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -39,6 +41,7 @@ impl NvidiaBackend {
                 _ => seams::copy(driver, &copy, &tables.textures, seams, raw),
             },
             StreamOp::CopyInline { dst, bytes } => seams::bytes(driver, dst, &bytes, seams, raw),
+            StreamOp::Scatter { pieces } => self.scatter(tables, stream, pieces.into_inner()),
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
                 let fill = fill(dst, pitch, value, element, width, height);
                 seams::fill(driver, &fill, seams, raw)
@@ -110,9 +113,37 @@ impl NvidiaBackend {
         stream: &Arc<Stream>,
         copy: Copy3d,
     ) -> Result<(), CuError> {
-        let driver = &self.shared.driver;
         let arrays = arrays_of(&copy, &tables.textures)?;
         let seams = tables.host_memory.seams(&copy);
+        let copy = PrivateCopy { copy, arrays, seams, stream: Arc::clone(stream) };
+        self.beside(stream, move |reached, buffers, host| {
+            staging::run(&copy, reached, buffers, host)
+        })
+    }
+
+    /// Copies that are too many to go one by one.
+    fn scatter(
+        &self,
+        tables: &Tables,
+        stream: &Arc<Stream>,
+        pieces: Vec<Scattered>,
+    ) -> Result<(), CuError> {
+        let seams = |touched: &Copy3d| tables.host_memory.seams(touched);
+        let gather = self.shared.digester.gatherer(stream.ctx.id);
+        let scatter = Scatter::new(pieces, seams, stream, gather)?;
+        self.beside(stream, move |reached, buffers, host| {
+            scatter::run(&scatter, reached, buffers, host)
+        })
+    }
+
+    /// Has a thread of its own copy private memory once all that was submitted to the stream is
+    /// over, of which it is given an event.
+    fn beside(
+        &self,
+        stream: &Arc<Stream>,
+        copy: impl FnOnce(CUevent, &Buffers, &dyn Host) -> Result<(), CuError> + Send + 'static,
+    ) -> Result<(), CuError> {
+        let driver = &self.shared.driver;
         let mut reached = CUevent::NULL;
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuEventCreate)(&mut reached, UNTIMED) })?;
@@ -120,17 +151,16 @@ impl NvidiaBackend {
         check(unsafe { (driver.cuEventRecord)(reached, stream.raw) }).inspect_err(|_| unsafe {
             (driver.cuEventDestroy_v2)(reached);
         })?;
-        let shared = Arc::clone(&self.shared);
-        let job = PrivateCopy { copy, arrays, seams, stream: Arc::clone(stream) };
+        let (shared, stream) = (Arc::clone(&self.shared), Arc::clone(stream));
         stream.copy_begins();
         self.waiters.run(Box::new(move || {
-            let result = staging::run(&job, reached, &shared.buffers, &*shared.host);
+            let result = copy(reached, &shared.buffers, &*shared.host);
             // SAFETY: made above, recorded, waited for.
             unsafe { (shared.driver.cuEventDestroy_v2)(reached) };
             if let Err(error) = result {
-                shared.host.fault(job.stream.ctx.id, error);
+                shared.host.fault(stream.ctx.id, error);
             }
-            job.stream.copy_ends();
+            stream.copy_ends();
         }));
         Ok(())
     }

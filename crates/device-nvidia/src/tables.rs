@@ -106,6 +106,7 @@ impl Tables {
                 }
             },
             StreamOp::CopyInline { .. }
+            | StreamOp::Scatter { .. }
             | StreamOp::GraphLaunch { .. }
             | StreamOp::Conditional { .. } => {
                 return Err(CuError::NOT_SUPPORTED);

@@ -39,6 +39,10 @@ pub type Done = Box<dyn FnOnce(Result<(), CuError>) + Send>;
 pub trait Host: Send + Sync {
     /// Reads the client's private memory at `addr`; fails where the client has none there.
     fn read_client(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError>;
+    /// Reads several parts of the client's private memory, each at its address.
+    fn read_client_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        parts.iter_mut().try_for_each(|(addr, out)| self.read_client(*addr, out))
+    }
     /// Writes the client's private memory at `addr`.
     fn write_client(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError>;
     /// Runs host function `token` in the client, then calls `done`.

@@ -68,7 +68,8 @@ impl Engine {
         let mut sends = Vec::new();
         for key in keys {
             let Some(region) = self.regions.get_mut(&key.0) else { continue };
-            let start = region.block_pages(key.1).start;
+            let pages = region.block_pages(key.1);
+            let start = pages.start;
             let Some(block) = region.blocks.get_mut(key.1 as usize) else { continue };
             block.listed = false;
             let Place::Node(home) = block.place else { continue };
@@ -78,7 +79,14 @@ impl Engine {
                 region.born = 0;
             }
             sends.push((home, start, written));
-            for pages in runs(start, open) {
+            // What is not open is closed: one call a block costs less than one for each of several
+            // runs, and blocks that follow each other are closed by one.
+            let mut parts = runs(start, open);
+            let closed = match (parts.next(), parts.next()) {
+                (Some(_), Some(_)) => Some(pages),
+                (one, _) => one,
+            };
+            if let Some(pages) = closed {
                 out.push(Action::Protect { pages, to: Protection::None });
             }
         }

@@ -37,6 +37,26 @@ fn page(page: u64) -> Pages {
     page..page + 1
 }
 
+/// Pages that lie apart are closed by a call for all blocks that follow each other.
+#[test]
+fn scattered_pages_are_closed_together_and_sent_one_by_one() {
+    let mut engine = engine(None, true);
+    engine.alloc(START..START + 2000, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let written = [10, 100, 500, 600, 1900].map(|at| START + at);
+    for at in written {
+        touch(&mut engine, at, Access::Write);
+    }
+    let actions = launch(&mut engine, &[]);
+    let sends: Vec<Action> =
+        written.iter().map(|at| Action::Send { node: GPU, pages: page(*at) }).collect();
+    let closes: Vec<Action> = [START..START + 512, page(START + 600), page(START + 1900)]
+        .map(|pages| Action::Protect { pages, to: Protection::None })
+        .to_vec();
+    assert_eq!(actions, [closes, sends].concat());
+}
+
 /// A launch costs what the host has touched, and nothing for what is allocated.
 #[test]
 fn a_launch_looks_at_what_was_touched_alone() {

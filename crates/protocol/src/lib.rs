@@ -27,8 +27,8 @@ pub use module::{
 };
 pub use peer::{Imported, PeerName, SharedSlab};
 pub use stream_op::{
-    Dim3, Launch, LaunchHint, MAX_BODIES, MAX_CONDITIONS, MAX_HINTS, MAX_PARAM_BYTES, StreamOp,
-    Texture, TextureSource,
+    Dim3, Launch, LaunchHint, MAX_BODIES, MAX_CONDITIONS, MAX_HINTS, MAX_PARAM_BYTES, MAX_PIECES,
+    MAX_SCATTERED, Scattered, StreamOp, Texture, TextureSource, scatters,
 };
 
 kedge_wire::wire! {

@@ -13,6 +13,12 @@ pub const MAX_BODIES: usize = 1024;
 /// are numbered from 1. A device that does not has them in its memory, at addresses beyond.
 pub const MAX_CONDITIONS: u64 = 4096;
 
+/// Pieces of one scattered copy.
+pub const MAX_PIECES: usize = 500;
+
+/// Bytes of all pieces of one scattered copy, each rounded up to 16.
+pub const MAX_SCATTERED: u64 = MAX_PIECES as u64 * 4096;
+
 /// Hints of one launch: as many as there are kinds.
 pub const MAX_HINTS: usize = 16;
 
@@ -48,6 +54,10 @@ wire! {
         pub value: [u8; 64],
     }
 
+    /// A piece of the client's private memory, and where it goes in memory that the proxy maps.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Scattered { pub src: u64, pub dst: u64, pub bytes: u64 }
+
     #[derive(Debug, Clone, PartialEq)]
     pub enum StreamOp {
         /// Nothing: a graph's empty node, or a marker.
@@ -81,6 +91,9 @@ wire! {
         Conditional = 13 { condition: u64, kind: u32, bodies: List<GraphExecId, MAX_BODIES> },
         /// Of graphs alone: what the numbered `condition` is when a launch begins.
         SetCondition = 14 { condition: u64, value: u32 },
+        /// Copies that are too many to go one by one, ascending by where they go and apart from
+        /// each other ([`scatters`]). Of no graph; the client waits for it.
+        Scatter = 15 { pieces: List<Scattered, MAX_PIECES> },
     }
 
     /// What a texture or surface object reads.
@@ -113,5 +126,34 @@ wire! {
         pub mipmap_clamp: [f32; 2],
         /// CUresourceViewFormat, 0 none.
         pub view_format: u32,
+    }
+}
+
+/// Whether pieces ascend by where they go, are apart from each other, and are not too many bytes.
+pub fn scatters(pieces: &[Scattered]) -> bool {
+    let (mut end, mut bytes) = (0u64, 0u64);
+    pieces.iter().all(|piece| {
+        let (apart, after) = (piece.dst >= end, piece.dst.checked_add(piece.bytes));
+        end = after.unwrap_or(u64::MAX);
+        // A sum of so few that are each no more than this does not overflow.
+        bytes += piece.bytes.min(MAX_SCATTERED + 1).next_multiple_of(16);
+        apart && after.is_some() && bytes <= MAX_SCATTERED
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_scatter_that_ascend_and_are_apart() {
+        let piece = |dst, bytes| Scattered { src: 7, dst, bytes };
+        assert!(scatters(&[]));
+        assert!(scatters(&[piece(0, 4096), piece(4096, 1), piece(4097, MAX_SCATTERED - 8192)]));
+        assert!(!scatters(&[piece(0, 4096), piece(4095, 1)]));
+        assert!(!scatters(&[piece(8192, 4096), piece(0, 4096)]));
+        assert!(!scatters(&[piece(0, MAX_SCATTERED), piece(MAX_SCATTERED, 1)]));
+        assert!(!scatters(&[piece(u64::MAX, 1)]));
+        assert!(!scatters(&[piece(0, u64::MAX)]));
     }
 }

@@ -6,6 +6,9 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
+/// Parts of one call: UIO_MAXIOV.
+const MOST_PARTS: usize = 1024;
+
 /// The client's address space.
 #[derive(Debug)]
 pub(crate) struct ClientMemory {
@@ -37,6 +40,31 @@ impl ClientMemory {
             // checks the remote range against the client's mappings.
             unsafe { libc::process_vm_readv(self.pid(), &local, 1, &remote, 1, 0) }
         })
+    }
+
+    /// Fills each part from the client's memory at its address, many by one call.
+    pub(crate) fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        for parts in parts.chunks_mut(MOST_PARTS) {
+            let local = |(_, out): &mut (u64, &mut [u8])| libc::iovec {
+                iov_base: out.as_mut_ptr().cast(),
+                iov_len: out.len(),
+            };
+            let local: Vec<libc::iovec> = parts.iter_mut().map(local).collect();
+            let remote = |(addr, out): &(u64, &mut [u8])| remote(*addr, 0, out.len());
+            let remote: Vec<libc::iovec> = parts.iter().map(remote).collect();
+            let count = parts.len() as libc::c_ulong;
+            // SAFETY: the kernel writes within the parts, which are borrowed and apart, and checks
+            // the remote ranges against the client's mappings.
+            let read = unsafe {
+                libc::process_vm_readv(self.pid(), local.as_ptr(), count, remote.as_ptr(), count, 0)
+            };
+            let wanted: usize = parts.iter().map(|(_, out)| out.len()).sum();
+            // What has stopped the call is found, and told, by what reads one part at a time.
+            if usize::try_from(read) != Ok(wanted) {
+                parts.iter_mut().try_for_each(|(addr, out)| self.read(*addr, out))?;
+            }
+        }
+        Ok(())
     }
 
     /// Stores `bytes` in the client's memory at `addr`.

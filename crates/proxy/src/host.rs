@@ -177,6 +177,10 @@ impl Host for ProxyHost {
         self.memory.read(addr, out)
     }
 
+    fn read_client_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        self.memory.read_parts(parts)
+    }
+
     fn write_client(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
         self.memory.write(addr, bytes)
     }

@@ -65,6 +65,10 @@ impl Outlet for Outbox {
 pub(crate) trait PrivateMemory: Send + Sync {
     /// Fills `out` from `addr` on; fails where the client has no memory there.
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError>;
+    /// Fills each part from its address on, as `read` does.
+    fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        parts.iter_mut().try_for_each(|(addr, out)| self.read(*addr, out))
+    }
     /// Stores `bytes` at `addr`.
     fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError>;
     /// Takes another process for the client from now on.
@@ -74,6 +78,10 @@ pub(crate) trait PrivateMemory: Send + Sync {
 impl PrivateMemory for ClientMemory {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
         ClientMemory::read(self, addr, out)
+    }
+
+    fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        ClientMemory::read_parts(self, parts)
     }
 
     fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {

@@ -212,6 +212,9 @@ impl Counts {
         match op {
             StreamOp::Copy { copy } => self.copy(copy),
             StreamOp::CopyInline { bytes, .. } => self.stats.copies.inline.add(bytes.len() as u64),
+            StreamOp::Scatter { pieces } => {
+                self.stats.copies.inline.add(pieces.iter().map(|piece| piece.bytes).sum());
+            }
             StreamOp::MemAlloc { addr, size } => self.allocated(*addr, *size, None),
             StreamOp::MemFree { addr, .. } if self.exact => self.memory.remove(*addr),
             _ => {}

@@ -43,7 +43,9 @@ impl Counts {
         let Message::Post { post: Post::Enqueue { op, .. } } = message else { return };
         match op {
             StreamOp::Launch { .. } | StreamOp::GraphLaunch { .. } => add_one(&self.launches),
-            StreamOp::Copy { .. } | StreamOp::CopyInline { .. } => add_one(&self.copies),
+            StreamOp::Copy { .. } | StreamOp::CopyInline { .. } | StreamOp::Scatter { .. } => {
+                add_one(&self.copies);
+            }
             _ => {}
         }
     }

@@ -8,7 +8,7 @@ use super::arrays::Array;
 use crate::check::Shadow;
 use kedge_cuda_types::CuError;
 use kedge_device::Host;
-use kedge_protocol::{Copy3d, Place};
+use kedge_protocol::{Copy3d, Place, Scattered, scatters};
 use std::sync::Arc;
 
 /// Rows of client memory are read together up to this many bytes, gaps included.
@@ -250,6 +250,34 @@ fn bytes_mut<'a>(addr: u64, len: usize) -> &'a mut [u8] {
 fn bytes<'a>(addr: u64, len: usize) -> &'a [u8] {
     // SAFETY: as `bytes_mut`.
     unsafe { std::slice::from_raw_parts(addr as *const u8, len) }
+}
+
+/// Pieces of the client's memory that go to device memory.
+pub(super) struct Scatter(Vec<Scattered>);
+
+impl Scatter {
+    /// # Errors
+    /// INVALID_VALUE where they are not apart, or too much.
+    pub(super) fn new(pieces: Vec<Scattered>) -> Result<Self, CuError> {
+        if scatters(&pieces) { Ok(Self(pieces)) } else { Err(CuError::INVALID_VALUE) }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().map(|piece| piece.bytes).sum()
+    }
+
+    /// # Errors
+    /// ILLEGAL_ADDRESS where a byte that is written is not valid.
+    pub(super) fn run(&self, memory: &Memory, host: &dyn Host) -> Result<(), CuError> {
+        if !self.0.iter().all(|piece| memory.spans.covers(piece.dst, piece.bytes)) {
+            return Err(CuError::ILLEGAL_ADDRESS);
+        }
+        let part = |piece: &Scattered| (piece.src, bytes_mut(piece.dst, piece.bytes as usize));
+        let mut parts: Vec<(u64, &mut [u8])> = self.0.iter().map(part).collect();
+        host.read_client_parts(&mut parts)?;
+        self.0.iter().for_each(|piece| memory.wrote(piece.dst, piece.bytes));
+        Ok(())
+    }
 }
 
 /// A memset: `width` elements of `element` bytes × `height` rows.

@@ -4,7 +4,7 @@
 use super::arrays::Array;
 use super::conditional::Conditional;
 use super::context::Context;
-use super::copies::{Fill, Transfer};
+use super::copies::{Fill, Scatter, Transfer};
 use super::events::Event;
 use super::graphs::{Graph, Shared};
 use super::modules::Module;
@@ -80,6 +80,7 @@ impl Tables {
             StreamOp::CopyInline { dst, bytes } => {
                 Work::CopyInline { dst, bytes: bytes.into_inner() }
             }
+            StreamOp::Scatter { pieces } => Work::Scatter(Scatter::new(pieces.into_inner())?),
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
                 Work::Fill(Fill { dst, pitch, value, element, width, height })
             }

@@ -1,7 +1,7 @@
 //! What a task does when its turn comes.
 
 use super::conditional::Conditional;
-use super::copies::{Fill, Transfer};
+use super::copies::{Fill, Scatter, Transfer};
 use super::events::Stamp;
 use super::nested::Nested;
 use super::runtime::Runtime;
@@ -30,6 +30,7 @@ pub(super) enum Work {
         dst: u64,
         bytes: Vec<u8>,
     },
+    Scatter(Scatter),
     Fill(Fill),
     Stamp(Arc<Stamp>),
     HostFn(u64),
@@ -114,6 +115,11 @@ impl Work {
                 let bytes = fill.bytes();
                 let run = move |runtime: &Runtime| fill.run(&runtime.memory);
                 return sized(runtime, task, bytes, "memset", vec![run]);
+            }
+            Self::Scatter(scatter) => {
+                let bytes = scatter.bytes();
+                let run = move |runtime: &Runtime| scatter.run(&runtime.memory, &*runtime.host);
+                return sized(runtime, task, bytes, "copy", vec![run]);
             }
             Self::CopyInline { dst, bytes } => copy_inline(runtime, dst, &bytes),
             Self::HostFn(token) => {

@@ -335,6 +335,10 @@ impl Table {
             | StreamOp::WaitValue { addr, .. }
             | StreamOp::MemAlloc { addr, .. }
             | StreamOp::MemFree { addr, .. } => self.holding(*addr),
+            // Managed memory, of which one place has all.
+            StreamOp::Scatter { pieces } => {
+                pieces.first().and_then(|piece| self.holding(piece.dst))
+            }
             StreamOp::Conditional { condition, bodies, .. } => {
                 let at = self.holding(*condition);
                 let body = bodies.iter().map(|body| self.of_graph(*body)).find(|of| *of != at);

@@ -89,6 +89,7 @@ fn touches(message: &Message) -> Touches {
         | StreamOp::GraphLaunch { .. }
         | StreamOp::WaitValue { .. }
         | StreamOp::HostFn { .. }
+        | StreamOp::Scatter { .. }
         | StreamOp::Conditional { .. } => return Touches::Anything,
         StreamOp::Empty {}
         | StreamOp::EventRecord { .. }

@@ -77,6 +77,7 @@ impl Payload {
             | StreamOp::Conditional { .. }
             | StreamOp::SetCondition { .. }
             | StreamOp::HostFn { .. }
+            | StreamOp::Scatter { .. }
             | StreamOp::GraphLaunch { .. } => {
                 entry::log_once(op.name(), || {
                     format!("capture of {} by its bare operation is not supported", op.name())

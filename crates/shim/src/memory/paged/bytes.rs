@@ -7,9 +7,13 @@ use crate::{context, log, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_pages::{PAGE, Pages};
 use kedge_protocol::{
-    Call, Copy3d, CtxId, MAX_INLINE_COPY, Place, Post, Shape, Status, StreamId, StreamOp,
+    Call, Copy3d, CtxId, MAX_INLINE_COPY, MAX_PIECES, MAX_SCATTERED, Place, Post, Scattered, Shape,
+    Status, StreamId, StreamOp,
 };
-use kedge_wire::Bytes;
+use kedge_wire::{Bytes, List};
+
+/// Pieces that are not worth a thread of the proxy's.
+const FEW: usize = 8;
 
 /// Whereto bytes move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,19 +29,55 @@ pub(super) enum Way {
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     posted: Vec<StreamOp>,
+    /// Pieces that go by one message, as soon as there are enough or nothing more comes.
+    pieces: Vec<Scattered>,
+    /// Their bytes, as [`MAX_SCATTERED`] counts them.
+    bytes: u64,
 }
 
 impl Moves {
     pub(super) fn copy(&mut self, view: &View, state: &mut State, pages: &Pages, way: Way) {
         for (addr, bytes, here) in state.bytes_of(pages).into_iter().flat_map(|it| view.parts(it)) {
-            let again = copy(addr, here, bytes, way);
-            let sent = (way == Way::There).then(|| inline(addr, view, here, bytes)).flatten();
-            self.post(state, sent.unwrap_or_else(|| again.clone()), again);
+            if way == Way::There && bytes <= MAX_INLINE_COPY as u64 {
+                self.scatter(view, state, Scattered { src: here, dst: addr, bytes });
+            } else {
+                self.send_pieces(view, state);
+                let op = copy(addr, here, bytes, way);
+                self.post(state, op.clone(), op);
+            }
+        }
+    }
+
+    fn scatter(&mut self, view: &View, state: &mut State, piece: Scattered) {
+        let counted = piece.bytes.next_multiple_of(16);
+        let ascends = self.pieces.last().is_none_or(|last| last.dst + last.bytes <= piece.dst);
+        let full = self.pieces.len() == MAX_PIECES || self.bytes + counted > MAX_SCATTERED;
+        if full || !ascends {
+            self.send_pieces(view, state);
+        }
+        self.pieces.push(piece);
+        self.bytes += counted;
+    }
+
+    /// Posts what has been gathered. A few go with their bytes: the device has nothing to wait for.
+    fn send_pieces(&mut self, view: &View, state: &mut State) {
+        self.bytes = 0;
+        let pieces = std::mem::take(&mut self.pieces);
+        if pieces.len() <= FEW {
+            for piece in pieces {
+                let again = copy(piece.dst, piece.src, piece.bytes, Way::There);
+                let sent = inline(piece, view).unwrap_or_else(|| again.clone());
+                self.post(state, sent, again);
+            }
+        } else if let Ok(pieces) = List::new(pieces) {
+            let op = StreamOp::Scatter { pieces };
+            self.post(state, op.clone(), op);
         }
     }
 
     /// Zeroes the device's pages.
-    pub(super) fn clear(&mut self, state: &mut State, pages: &Pages) {
+    pub(super) fn clear(&mut self, view: &View, state: &mut State, pages: &Pages) {
+        self.send_pieces(view, state);
         for (dst, width) in state.bytes_of(pages) {
             let (pitch, value, element, height) = (width, 0, 1, 1);
             let fill = StreamOp::Memset { dst, pitch, value, element, width, height };
@@ -53,7 +93,8 @@ impl Moves {
 
     /// Waits until all of it is over. What a context has failed under is done by another one's
     /// stream: memory is no context's.
-    pub(super) fn finish(&mut self, state: &mut State) {
+    pub(super) fn finish(&mut self, view: &View, state: &mut State) {
+        self.send_pieces(view, state);
         let posted = std::mem::take(&mut self.posted);
         if posted.is_empty() {
             return;
@@ -69,12 +110,11 @@ impl Moves {
     }
 }
 
-/// A few bytes of the host's that go with the message: scattered pages are many, and the device has
-/// nothing to wait for. `None` where they are too many.
-fn inline(dst: u64, view: &View, here: u64, bytes: u64) -> Option<StreamOp> {
-    let few = usize::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_INLINE_COPY)?;
-    let bytes = Bytes::new(view.read(here, few)).ok()?;
-    Some(StreamOp::CopyInline { dst, bytes })
+/// Returns what takes a piece's bytes along; `None` where they are too many.
+fn inline(piece: Scattered, view: &View) -> Option<StreamOp> {
+    let few = usize::try_from(piece.bytes).ok().filter(|bytes| *bytes <= MAX_INLINE_COPY)?;
+    let bytes = Bytes::new(view.read(piece.src, few)).ok()?;
+    Some(StreamOp::CopyInline { dst: piece.dst, bytes })
 }
 
 fn copy(there: u64, here: u64, bytes: u64, way: Way) -> StreamOp {

@@ -48,8 +48,8 @@ pub(crate) use wanted::{Wanted, wanted};
 
 /// The node whose work all work is taken for: each device of a proxy sees the others' memory.
 const NODE: NodeId = NodeId(0);
-/// Pages that one touch of a walk opens at most: 2 MiB.
-const READ_AHEAD: u64 = 512;
+/// Pages that one touch of a walk opens at most: 16 MiB.
+const READ_AHEAD: u64 = 4096;
 
 /// What is managed by pages in this process.
 struct Paged {
@@ -373,7 +373,7 @@ impl Paged {
                 }
             }
         }
-        moved.finish(state);
+        moved.finish(&self.view, state);
         refused
     }
 
@@ -390,18 +390,18 @@ impl Paged {
     ) -> Result<(), Pages> {
         match action {
             Action::Protect { pages, to } => {
-                moved.finish(state);
+                moved.finish(&self.view, state);
                 self.protect(state, &pages, to)?;
             }
             Action::Fetch { pages, .. } => moved.copy(&self.view, state, &pages, Way::Here),
             Action::Send { pages, .. } => moved.copy(&self.view, state, &pages, Way::There),
             Action::Forget { pages } => {
-                moved.finish(state);
+                moved.finish(&self.view, state);
                 self.view.forget(&pages);
             }
             Action::Tell(note) => log::line(&format!("managed memory: {note:?}")),
             Action::Reserve { pages, .. } => {
-                moved.finish(state);
+                moved.finish(&self.view, state);
                 let refused = state.reserve(&pages);
                 // It may have been somebody's before.
                 let sent = |it: &Action| match it {
@@ -411,7 +411,7 @@ impl Paged {
                 if !rest.iter().any(sent) {
                     let reserve = Action::Reserve { node: NODE, pages };
                     for cleared in reserve.without(&refused).iter().filter_map(Action::pages) {
-                        moved.clear(state, cleared);
+                        moved.clear(&self.view, state, cleared);
                     }
                 }
                 // One block of several that follow each other.
@@ -420,7 +420,7 @@ impl Paged {
                 }
             }
             Action::Map { pages, at: Place::Host } => {
-                moved.finish(state);
+                moved.finish(&self.view, state);
                 state.make_host_memory(&pages);
             }
             // That is done where it is mapped in host memory, or where its region ends.

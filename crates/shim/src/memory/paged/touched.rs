@@ -17,6 +17,11 @@ impl Touched {
         let (reads, writes) = match op {
             StreamOp::Copy { copy } => (side(copy.src, copy.shape()), side(copy.dst, copy.shape())),
             StreamOp::CopyInline { dst, bytes } => (None, line(*dst, bytes.len() as u64)),
+            StreamOp::Scatter { pieces } => {
+                let first = pieces.first().map_or(0, |piece| piece.dst);
+                let end = pieces.last().map_or(0, |piece| piece.dst.saturating_add(piece.bytes));
+                (None, Some(first..end))
+            }
             StreamOp::Memset { dst, pitch, element, width, height, .. } => {
                 let width = width.saturating_mul((*element).into());
                 let place = Place::Mapped { addr: *dst, pitch: *pitch, slice: 0 };
