@@ -2,6 +2,7 @@
 // unaligned ends, by kernels, copies, fills, prefetches, streams, host functions and system calls.
 #include "check.h"
 #include <cstring>
+#include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 
@@ -48,6 +49,23 @@ static void turns()
         REQUIRE(p[5000] == 10 * round + round + round * (round + 1) / 2);
         for (int i = 10000; i < n - 10; i += 1000) REQUIRE(p[i] == round + round * (round + 1) / 2);
     }
+    CUDA(cudaFree(p));
+}
+
+// Pages here and there, of several blocks, of which the program has locked one in memory.
+static void scattered()
+{
+    const int page = 1024, pages = 2048;
+    int *p = managed<int>(page * pages);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < pages; i += 3) p[i * page] = 100 * round + i;
+        if (round == 0) REQUIRE(mlock(p + 300 * page, 4096) == 0);
+        add<<<8, 64>>>(p, page * pages, 1);
+        CUDA(cudaDeviceSynchronize());
+        for (int i = 0; i < pages; i += 3) REQUIRE(p[i * page] == 100 * round + i + 1);
+        REQUIRE(p[page] == round + 1 && p[1999 * page] == round + 1);
+    }
+    REQUIRE(munlock(p + 300 * page, 4096) == 0);
     CUDA(cudaFree(p));
 }
 
@@ -193,6 +211,7 @@ static void hints_and_calls()
 int main()
 {
     turns();
+    scattered();
     links();
     copies();
     streams();

@@ -44,6 +44,9 @@ const FEATURES: u64 = MISSING_SHMEM | THREAD_ID | MINOR_SHMEM | WP_SHMEM;
 /// Bits of an entry of /proc/self/pagemap: the page is mapped; writes to it are faults.
 const PRESENT: u64 = 1 << 63;
 const PROTECTED: u64 = 1 << 57;
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18), which the crate of the C library does not name: what the
+/// program has locked (mlock) is taken out of the view as well.
+const DONTNEED: libc::c_int = 24;
 /// How often a mapping is tried that somebody else begins to watch at the same moment.
 const TRIES: u32 = 3;
 
@@ -163,8 +166,7 @@ impl View {
             self.lodged().insert(block, arena, Shown::Watched);
         }
         // SAFETY: takes pages out of the view; the arena keeps their bytes.
-        checked(unsafe { libc::madvise(start as *mut _, length as usize, libc::MADV_DONTNEED) })
-            .map(drop)
+        checked(unsafe { libc::madvise(start as *mut _, length as usize, DONTNEED) }).map(drop)
     }
 
     fn map_lodged(&self, start: u64, length: u64, arena: u64) -> io::Result<()> {
@@ -262,7 +264,13 @@ impl View {
             }
         }
         // SAFETY: takes pages out of the view; the file keeps their bytes.
-        unsafe { libc::madvise(start as *mut _, length as usize, libc::MADV_DONTNEED) };
+        let taken = checked(unsafe { libc::madvise(start as *mut _, length as usize, DONTNEED) });
+        // What the program has unmapped in between is passed over (ENOMEM).
+        if let Err(error) = taken
+            && error.raw_os_error() != Some(libc::ENOMEM)
+        {
+            log::line(&format!("managed memory: cannot close pages to the program: {error}"));
+        }
         match to {
             Protection::None => {}
             Protection::Read => self.show(start, length, CONTINUE_WP),
