@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a pinned buffer, and of the largest piece.
 pub(crate) const PIECE: u64 = 2 << 20;
+/// Pinned buffers that are kept: pinning takes longer than copying.
+const MOST_KEPT: usize = 32;
 /// Threads that one copy is spread over, where it has as many pieces.
 const LANES: u64 = 8;
 /// CU_MEMHOSTALLOC_PORTABLE.
@@ -41,7 +43,7 @@ impl Arrays for HashMap<ArrayId, CUarray> {
     }
 }
 
-/// Pinned buffers that are not in use: pinning takes longer than copying.
+/// Pinned buffers that are not in use.
 pub(crate) struct Buffers {
     driver: Arc<Driver>,
     free: Mutex<Vec<Buffer>>,
@@ -74,7 +76,13 @@ impl Buffers {
     }
 
     pub(crate) fn put(&self, buffer: Buffer) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < MOST_KEPT {
+            return free.push(buffer);
+        }
+        drop(free);
+        // SAFETY: ours, and nobody uses it: the device has been waited for.
+        unsafe { (self.driver.cuMemFreeHost)(buffer.0.cast()) };
     }
 }
 

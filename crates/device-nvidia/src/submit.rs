@@ -129,7 +129,10 @@ impl NvidiaBackend {
         pieces: Vec<Scattered>,
     ) -> Result<(), CuError> {
         let seams = |touched: &Copy3d| tables.host_memory.seams(touched);
-        let gather = self.shared.digester.gatherer(stream.ctx.id);
+        // A kernel would wait for those that run, and one of them may wait for the program.
+        let busy = &self.shared.busy;
+        let alone = busy.none() || busy.one() && stream.pending().is_some();
+        let gather = self.shared.digester.gatherer(stream.ctx.id).filter(|_| alone);
         let scatter = Scatter::new(pieces, seams, stream, gather)?;
         self.beside(stream, move |reached, buffers, host| {
             scatter::run(&scatter, reached, buffers, host)

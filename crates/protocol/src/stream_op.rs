@@ -92,7 +92,7 @@ wire! {
         /// Of graphs alone: what the numbered `condition` is when a launch begins.
         SetCondition = 14 { condition: u64, value: u32 },
         /// Copies that are too many to go one by one, ascending by where they go and apart from
-        /// each other ([`scatters`]). Of no graph; the client waits for it.
+        /// each other ([`scatters`]). The client waits for it.
         Scatter = 15 { pieces: List<Scattered, MAX_PIECES> },
     }
 
@@ -129,11 +129,13 @@ wire! {
     }
 }
 
-/// Whether pieces ascend by where they go, are apart from each other, and are not too many bytes.
+/// Whether pieces ascend by where they go, are apart from each other and not empty, and are not too
+/// many bytes.
 pub fn scatters(pieces: &[Scattered]) -> bool {
     let (mut end, mut bytes) = (0u64, 0u64);
     pieces.iter().all(|piece| {
-        let (apart, after) = (piece.dst >= end, piece.dst.checked_add(piece.bytes));
+        let apart = piece.dst >= end && piece.bytes > 0;
+        let after = piece.dst.checked_add(piece.bytes);
         end = after.unwrap_or(u64::MAX);
         // A sum of so few that are each no more than this does not overflow.
         bytes += piece.bytes.min(MAX_SCATTERED + 1).next_multiple_of(16);
@@ -154,6 +156,7 @@ mod tests {
         assert!(!scatters(&[piece(8192, 4096), piece(0, 4096)]));
         assert!(!scatters(&[piece(0, MAX_SCATTERED), piece(MAX_SCATTERED, 1)]));
         assert!(!scatters(&[piece(u64::MAX, 1)]));
+        assert!(!scatters(&[piece(0, 0)]));
         assert!(!scatters(&[piece(0, u64::MAX)]));
     }
 }

@@ -10,7 +10,8 @@ use kedge_control::stats::{Regions, Stats};
 use kedge_cuda_types::arena::{device_of, is_shared};
 use kedge_device::{Code, SnapshotError};
 use kedge_protocol::{
-    Call, Copy3d, CtxId, DeviceInfo, Message, ModuleImage, PeerName, Place, Post, StreamOp,
+    Call, Copy3d, CtxId, DeviceInfo, Message, ModuleImage, PeerName, Place, Post, Scattered,
+    StreamOp,
 };
 use kedge_transport::{Incoming, Meter};
 use std::collections::BTreeMap;
@@ -213,7 +214,8 @@ impl Counts {
             StreamOp::Copy { copy } => self.copy(copy),
             StreamOp::CopyInline { bytes, .. } => self.stats.copies.inline.add(bytes.len() as u64),
             StreamOp::Scatter { pieces } => {
-                self.stats.copies.inline.add(pieces.iter().map(|piece| piece.bytes).sum());
+                let sum = |sum: u64, piece: &Scattered| sum.saturating_add(piece.bytes);
+                self.stats.copies.inline.add(pieces.iter().fold(0, sum));
             }
             StreamOp::MemAlloc { addr, size } => self.allocated(*addr, *size, None),
             StreamOp::MemFree { addr, .. } if self.exact => self.memory.remove(*addr),

@@ -7,7 +7,7 @@ use super::work::Work;
 use crate::fault::demangled;
 use kedge_cuda_types::arena::{device_of, is_shared};
 use kedge_device::trace::{Done, Ran};
-use kedge_protocol::{Copy3d, Place, StreamId, StreamOp};
+use kedge_protocol::{Copy3d, Place, Scattered, StreamId, StreamOp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,6 +50,10 @@ impl Tables {
             }
             StreamOp::CopyInline { bytes, .. } => {
                 label(Done::Copy, "copy to device", bytes.len() as u64)
+            }
+            StreamOp::Scatter { pieces } => {
+                let sum = |sum: u64, piece: &Scattered| sum.saturating_add(piece.bytes);
+                label(Done::Copy, "copy to device", pieces.iter().fold(0, sum))
             }
             StreamOp::Memset { element, width, height, .. } => {
                 let bytes = u64::from(*element).saturating_mul(*width).saturating_mul(*height);

@@ -3,7 +3,7 @@
 //! and not the program.
 
 use kedge_gpu_image::SavedStep;
-use kedge_protocol::{Call, CtxId, GraphExecId, Message, Place, Post, Shape, StreamOp};
+use kedge_protocol::{Call, CtxId, GraphExecId, Message, Place, Post, Scattered, Shape, StreamOp};
 use std::collections::{HashMap, VecDeque};
 
 /// What messages name that may not be complete.
@@ -49,7 +49,7 @@ impl Node {
     /// `None` where it names nothing.
     fn of(op: &StreamOp) -> Option<Node> {
         match op {
-            StreamOp::Copy { .. } => {
+            StreamOp::Copy { .. } | StreamOp::Scatter { .. } => {
                 let places = places(op);
                 (!places.is_empty()).then_some(Node::Places(places))
             }
@@ -62,7 +62,18 @@ impl Node {
 
 /// The sides of a copy that are private.
 fn places(op: &StreamOp) -> Vec<Named3d> {
-    let StreamOp::Copy { copy } = op else { return Vec::new() };
+    let copy = match op {
+        StreamOp::Copy { copy } => copy,
+        StreamOp::Scatter { pieces } => {
+            let read = |piece: &Scattered| Named3d {
+                place: Place::Client { addr: piece.src, pitch: 0, slice: 0 },
+                shape: Shape::line(piece.bytes),
+                read: true,
+            };
+            return pieces.iter().map(read).collect();
+        }
+        _ => return Vec::new(),
+    };
     let shape = copy.shape();
     let sides = [(copy.src, true), (copy.dst, false)];
     let private = sides.into_iter().filter(|(place, _)| matches!(place, Place::Client { .. }));

@@ -14,6 +14,9 @@ use kedge_wire::{Bytes, List};
 
 /// Pieces that are not worth a thread of the proxy's.
 const FEW: usize = 8;
+/// Messages of many pieces that are under way at once: each takes a thread of the proxy's and
+/// 2 MiB of pinned memory.
+const AT_ONCE: usize = 32;
 
 /// Whereto bytes move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub(super) struct Moves {
     pieces: Vec<Scattered>,
     /// Their bytes, as [`MAX_SCATTERED`] counts them.
     bytes: u64,
+    /// Messages of such pieces that nobody has waited for.
+    scattered: usize,
 }
 
 impl Moves {
@@ -72,6 +77,10 @@ impl Moves {
         } else if let Ok(pieces) = List::new(pieces) {
             let op = StreamOp::Scatter { pieces };
             self.post(state, op.clone(), op);
+            self.scattered += 1;
+            if self.scattered == AT_ONCE {
+                self.finish(view, state);
+            }
         }
     }
 
@@ -95,6 +104,7 @@ impl Moves {
     /// stream: memory is no context's.
     pub(super) fn finish(&mut self, view: &View, state: &mut State) {
         self.send_pieces(view, state);
+        self.scattered = 0;
         let posted = std::mem::take(&mut self.posted);
         if posted.is_empty() {
             return;
