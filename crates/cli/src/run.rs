@@ -269,7 +269,11 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
     let named = |(option, given)| if given { gpu.refuse_several(option) } else { None };
     let moves = [("--move-to", move_to.is_some())];
-    if let Some(refused) = policy.needs_one_place().into_iter().chain(moves).find_map(named) {
+    let among = |(option, given)| if given { gpu.refuse_gpu_among(option) } else { None };
+    let refused = policy.needs_one_place().into_iter().chain(moves).find_map(named);
+    if let Some(refused) =
+        refused.or_else(|| policy.needs_checkpoints().into_iter().find_map(among))
+    {
         return Err(Failure::new(refused));
     }
     if args.gpu_memory.is_some() && !matches!(gpu, JobGpu::Devices(GpuSpec::Local { .. })) {

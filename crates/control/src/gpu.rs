@@ -86,6 +86,20 @@ impl GpuSpec {
         self.places().iter().any(|place| matches!(place, GpuSpec::Soft { .. }))
     }
 
+    /// Returns that devices of several places with a GPU of this machine among them cannot have
+    /// `what`: a GPU's stream waits for no other place, so that they are never at rest together.
+    pub fn refuse_gpu_among(&self, what: &str) -> Option<String> {
+        let several = matches!(self, GpuSpec::Several(_));
+        let gpu = self.places().into_iter().find(|one| matches!(one, GpuSpec::Local { .. }));
+        gpu.filter(|_| several).map(|gpu| {
+            format!(
+                "{what} is not supported as yet for devices of several places with a GPU among \
+                 them ({gpu} of --gpu {self}): give software devices, or devices of one place, or \
+                 do without"
+            )
+        })
+    }
+
     /// Returns what a list of several places cannot have: `what`, by name, and what mends it.
     pub fn refuse_several(&self, what: &str) -> Option<String> {
         matches!(self, GpuSpec::Several(_)).then(|| {
@@ -231,6 +245,16 @@ pub fn read_number(path: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gpus_of_this_machine_are_refused_among_several_places_alone() {
+        let refused = |text: &str| text.parse::<GpuSpec>().unwrap().refuse_gpu_among("--recover");
+        for text in ["local:0", "soft", "a/0,b/0", "a/0,soft:2"] {
+            assert_eq!(refused(text), None, "{text}");
+        }
+        let said = refused("a/0,local:1").unwrap();
+        assert!(said.contains("local:1 of --gpu a:7531/0,local:1"), "{said}");
+    }
 
     #[test]
     fn specs_read_as_people_write_them() {

@@ -20,6 +20,15 @@ pub enum JobGpu {
 }
 
 impl JobGpu {
+    /// Returns what devices of several places cannot have that have a GPU among them, as
+    /// [`JobGpu::refuse_several`] does.
+    pub fn refuse_gpu_among(&self, what: &str) -> Option<String> {
+        match self {
+            JobGpu::None => None,
+            JobGpu::Devices(spec) => spec.refuse_gpu_among(what),
+        }
+    }
+
     /// Returns what devices of several places cannot have: `what`, by name, and what mends it.
     pub fn refuse_several(&self, what: &str) -> Option<String> {
         match self {
@@ -30,6 +39,15 @@ impl JobGpu {
 }
 
 impl Policy {
+    /// Returns the options that say what needs checkpoints, and whether each is given.
+    pub fn needs_checkpoints(&self) -> [(&'static str, bool); 3] {
+        [
+            ("--interval", self.interval.is_some()),
+            ("--on-term", self.on_term.is_some()),
+            ("--recover", self.recover.is_some()),
+        ]
+    }
+
     /// Returns the options that say what needs devices of one place, and whether each is given.
     pub fn needs_one_place(&self) -> [(&'static str, bool); 2] {
         [("--hold", self.hold.is_some()), ("--warm", self.warm.is_some())]

@@ -196,7 +196,9 @@ impl Executor for Places {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             self.undo(self.hub.newest());
-            let all = self.places.iter_mut().all(|place| place.executor.rest(left));
+            // Each is asked, also behind one that works: what waits in its line is sent by that.
+            let rests = |all, place: &mut Place| place.executor.rest(left) && all;
+            let all = self.places.iter_mut().fold(true, rests);
             if all && self.hub.gates().is_empty() && !self.hub.is_to_undo() {
                 self.hub.publish();
                 return true;

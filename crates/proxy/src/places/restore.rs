@@ -56,6 +56,10 @@ impl Back<'_> {
     ) -> Result<(Places, Arc<Hub>), RestoreError> {
         let Back { saved, options, log, .. } = *self;
         let homes = homes(&options.backend.gpu, saved)?;
+        // Before anything is made, where that can be seen by then.
+        if let Some(gpu) = homes.iter().find(|home| matches!(home.spec, GpuSpec::Local { .. })) {
+            return Err(RestoreError::GpuAmongPlaces { gpu: gpu.spec.to_string() });
+        }
         let gathered = homes.into_iter().enumerate().map(|(at, home)| self.gather(at, home));
         let mut gathered = gathered.collect::<Result<Vec<Gathered>, RestoreError>>()?;
         let memory = ClientMemory::new(0);
