@@ -375,7 +375,11 @@ impl<'a> Rebuilding<'a> {
                 batch.attempt("name its memory", libc::SYS_prctl, &arguments)?;
             }
             if saved.flags.iter().any(|own| own == "lo") {
-                batch.attempt("lock its memory", libc::SYS_mlock, &range)?;
+                // Where somebody serves faults, a page that is not shown is to stay so.
+                let served = saved.flags.iter().any(|own| own == "um" || own == "ui");
+                let on_fault = if served { libc::MLOCK_ONFAULT } else { 0 };
+                let arguments = [range[0], range[1], on_fault.into()];
+                batch.attempt("lock its memory", libc::SYS_mlock2, &arguments)?;
             }
         }
         for (start, end) in &self.state.guards {
