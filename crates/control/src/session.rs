@@ -64,6 +64,13 @@ impl FarSession {
         files.map_while(|path| Self::take_one(&path)).flatten().collect()
     }
 
+    /// Returns the sessions that all proxies of a job had, once.
+    pub fn take_all(folder: &Path) -> Vec<FarSession> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let noted = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
+        noted.filter_map(|entry| Self::take_one(&entry.path()).flatten()).collect()
+    }
+
     /// `None` where there is no such file.
     fn take_one(path: &Path) -> Option<Option<FarSession>> {
         let mut text = Vec::new();

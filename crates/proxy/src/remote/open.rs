@@ -1,6 +1,6 @@
 //! Opening a session for a client.
 
-use super::session::{self, OfClient, Resumes, Session};
+use super::session::{self, OfClient, Opening, Resumes, Session};
 use crate::ending;
 use crate::host::ProxyHost;
 use kedge_control::gpu::Server;
@@ -15,13 +15,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::id as own_id;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 
-/// How many sessions this process has begun.
-static SESSIONS: AtomicU32 = AtomicU32::new(0);
+/// How many sessions this process has noted, which is done one after the other: the first removes
+/// what a process of the same id has noted before.
+static NOTED: Mutex<u32> = Mutex::new(0);
 
 /// Why a client has no devices on another machine.
 #[derive(Debug, Error)]
@@ -74,14 +74,11 @@ pub(crate) fn open_session(
     let wanted = Wanted { job, devices, program, choice, windows, reconnect, restore: restores };
     // Without it only time ends a session whose proxy is killed.
     if let Some(folder) = host.folder()
-        && let Err(error) = (FarSession { server: server.clone(), key }).note(
-            &folder,
-            own_id(),
-            SESSIONS.fetch_add(1, Ordering::SeqCst),
-        )
+        && let Err(error) = note(&folder, &FarSession { server: server.clone(), key })
     {
         log.line(&format!("{}: cannot say which session it has: {error}", folder.display()));
     }
+    let _opening = Opening::begin();
     let connected = kedge_remote::connect(&server, key, wanted)?;
     let welcome = connected.welcome.clone();
     let over = move |why: &str| {
@@ -93,6 +90,13 @@ pub(crate) fn open_session(
     let resumes = Resumes { reconnect, done: restore.unwrap_or(0), restores };
     let session = Session::new((connected, key), server, host.clone(), of_client, resumes, over)?;
     Ok((session, welcome))
+}
+
+fn note(folder: &Path, session: &FarSession) -> io::Result<()> {
+    let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = *noted;
+    *noted += 1;
+    session.note(folder, own_id(), number)
 }
 
 /// Returns what tells a job apart from others of its user, here and on other machines.

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How much longer an answer may take than what it is about.
@@ -52,8 +52,35 @@ const MAX_BROKEN: u32 = 1 << 16;
 const NOT_FAR: &str = "its devices are on another machine, where this is not supported as yet: \
     give --gpu devices of this machine, or do without";
 
-/// The sessions of this process that have not ended.
-static SESSIONS: Mutex<Vec<(SessionKey, Arc<Links>)>> = Mutex::new(Vec::new());
+/// The sessions of this process.
+struct Sessions {
+    /// Those that have not ended.
+    open: Vec<(SessionKey, Arc<Links>)>,
+    /// How many are being opened.
+    opening: usize,
+}
+
+static SESSIONS: Mutex<Sessions> = Mutex::new(Sessions { open: Vec::new(), opening: 0 });
+/// One less is being opened.
+static OPENED: Condvar = Condvar::new();
+
+/// A session is being opened: a process that ends meanwhile waits for that for a moment, since the
+/// far end may have it already, and would wait for a line that nobody dials.
+pub(super) struct Opening(());
+
+impl Opening {
+    pub(super) fn begin() -> Opening {
+        locked(&SESSIONS).opening += 1;
+        Opening(())
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        locked(&SESSIONS).opening -= 1;
+        OPENED.notify_all();
+    }
+}
 
 /// Whether they are being told goodbye: that a line ends is no news then.
 static ENDING: AtomicBool = AtomicBool::new(false);
@@ -61,13 +88,19 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// Takes note that a session of this process has ended: nobody is there to hear a goodbye, and
 /// whoever watches this process end waits for it.
 pub(super) fn is_over(key: &SessionKey) {
-    locked(&SESSIONS).retain(|(of, _)| of != key);
+    locked(&SESSIONS).open.retain(|(of, _)| of != key);
 }
 
 /// Tells the far ends that the client has ended, if there are any. This process is about to end.
 pub(crate) fn say_bye() {
     ENDING.store(true, Ordering::SeqCst);
-    let sessions = std::mem::take(&mut *locked(&SESSIONS));
+    let until = Instant::now() + LAST_WORDS;
+    let left = || until.saturating_duration_since(Instant::now());
+    let opening = |sessions: &mut Sessions| sessions.opening > 0;
+    let waited = OPENED.wait_timeout_while(locked(&SESSIONS), left(), opening);
+    let mut all = waited.unwrap_or_else(PoisonError::into_inner).0;
+    let sessions = std::mem::take(&mut all.open);
+    drop(all);
     let told = sessions.into_iter().filter(|(_, links)| {
         let mut aside = Sending::new(Sender::new(links.clone(), Which::Aside));
         // Without a line, the far end gives the client up after some time.
@@ -207,7 +240,7 @@ impl Session {
         let watches = near.clone();
         let watch = move || over(&watches.watch_aside(aside));
         std::thread::Builder::new().name("aside".into()).stack_size(256 << 10).spawn(watch)?;
-        locked(&SESSIONS).push((key, links.clone()));
+        locked(&SESSIONS).open.push((key, links.clone()));
         let looks = near.clone();
         near.ticker
             .start("mirror", move || looks.is_busy() && looks.tell_changes(Scope::All).is_ok())?;
