@@ -96,17 +96,21 @@ pub(super) fn all<T: Send, R: Send>(
     is_far: impl Fn(&T) -> bool,
     work: impl Fn(usize, &mut T) -> R + Sync,
 ) -> Vec<R> {
+    let far: Vec<bool> = items.iter().map(is_far).collect();
+    let items: Vec<Mutex<&mut T>> = items.iter_mut().map(Mutex::new).collect();
+    let run = |at: usize| work(at, &mut items[at].lock().unwrap_or_else(PoisonError::into_inner));
     let mut done: Vec<Option<R>> = items.iter().map(|_| None).collect();
     thread::scope(|scope| {
         let (mut threads, mut here) = (Vec::new(), Vec::new());
-        for (at, item) in items.iter_mut().enumerate() {
-            let work = &work;
-            match is_far(item) {
-                true => threads.push((at, scope.spawn(move || work(at, item)))),
-                false => here.push((at, item)),
+        for at in 0..items.len() {
+            let thread = || thread::Builder::new().spawn_scoped(scope, move || run(at));
+            // Where there can be no more threads, it is done here.
+            match far[at].then(thread).and_then(Result::ok) {
+                Some(thread) => threads.push((at, thread)),
+                None => here.push(at),
             }
         }
-        here.into_iter().for_each(|(at, item)| done[at] = Some(work(at, item)));
+        here.into_iter().for_each(|at| done[at] = Some(run(at)));
         for (at, thread) in threads {
             let ended = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             done[at] = Some(ended);
