@@ -65,7 +65,9 @@ fn out_and_in(place: &Place) {
     let event = fs::read_to_string(&file).expect("events");
     let event: Value = serde_json::from_str(&event).expect("one event");
     assert_eq!((&event["event"], &event["bytes"]), (&"swapped".into(), &report["bytes"]));
-    swap(place, "in");
+    let said = place.output(&["swap", "in", "j", "--json"]);
+    let report: Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    assert_eq!((&report["bytes"], &report["way"]), (&Value::Null, &"in".into()));
     swap(place, "out");
     swap(place, "out");
     assert!(resident(&job) <= FEW, "{} KiB", resident(&job));

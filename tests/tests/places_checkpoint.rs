@@ -334,13 +334,20 @@ fn whoever_is_lost_in_a_restart_loses_no_image() {
     job.read_to(5);
     let nonce = job.nonce.clone();
     let image = place.checkpoint(&["--stop"]);
-    drop(job);
+    // Killed at its end, its proxy might not say goodbye to all servers.
+    job.drain();
+    job.wait();
     let shown = image.display().to_string();
     let mut failed = 0;
-    for ms in [20, 60, 100, 150, 250] {
+    for ms in [0, 20, 60, 120, 200] {
         for server in &servers {
             let output = std::thread::scope(|scope| {
                 let restart = scope.spawn(|| place.output(&["restart", &shown]));
+                // However slow this machine is, all have begun then. (A server that hears of a
+                // session after that was ended waits for its near end until it gives up.)
+                wait_for("not all sessions begin", || {
+                    servers.iter().all(|server| !children(server.pid()).is_empty())
+                });
                 std::thread::sleep(Duration::from_millis(ms));
                 send("KILL", &children(server.pid()));
                 restart.join().expect("kedge restart has an end")

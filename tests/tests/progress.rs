@@ -105,15 +105,17 @@ fn events_tell_programs_what_happens() {
     let _ = job.world.output(&["kill", "j"]);
     let _ = job.child.wait();
     let mut restart = job.world.kedge(&["restart", &image, "--quiet", "--events", &back]);
+    restart.args(["--job", "again"]);
     job.child = restart.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("kedge");
     let runs = || names(&events(Path::new(&back))).contains(&"restarted");
     wait_for("the job is back", || Path::new(&back).exists() && runs());
     let killed: Value =
-        serde_json::from_str(&job.world.text(&["kill", "j", "--json"])).expect("JSON");
-    assert_eq!((&killed["job"], &killed["signal"]), (&"j".into(), &Value::Null), "{killed}");
+        serde_json::from_str(&job.world.text(&["kill", "again", "--json"])).expect("JSON");
+    assert_eq!((&killed["job"], &killed["signal"]), (&"again".into(), &Value::Null), "{killed}");
     let _ = job.child.wait();
     let told = events(Path::new(&back));
     assert_eq!(names(&told), ["restarting", "restarted", "ended"]);
+    assert!(told[..2].iter().all(|event| event["job"] == "again"), "{told:?}");
     assert_eq!(told[2]["signal"].as_i64(), Some(15), "{told:?}");
 }
 

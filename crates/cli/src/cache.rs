@@ -236,6 +236,7 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).arg("--foreground");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(home);
+    readiness::is_no_service(&mut command);
     // A terminal that is closed, or Ctrl-C there, is none of the daemon's business.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn()?;

@@ -5,12 +5,12 @@ use clap::Args;
 use kedge_control::joblog::timestamp;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 #[derive(Debug, Args)]
@@ -36,16 +36,29 @@ impl EventsArgs {
             let why = if is_unread { "nobody reads that pipe".into() } else { error.to_string() };
             Failure::new(format!("--events {}: {why}", path.display()))
         };
-        let file = Some(Arc::new(options.open(path).map_err(bad)?));
-        Ok(Events { file, path: self.events.clone() })
+        let sink = Sink { file: options.open(path).map_err(bad)?, cut: Mutex::new(false) };
+        Ok(Events { file: Some(Arc::new(sink)), path: self.events.clone() })
+    }
+
+    /// As [`Self::open`]; where the file cannot be opened now, that is tried again by whoever goes
+    /// on with the job.
+    pub(crate) fn open_or_later(&self) -> Events {
+        self.open().unwrap_or_else(|_| Events { file: None, path: self.events.clone() })
     }
 }
 
 /// Where events go, if anywhere.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Events {
-    file: Option<Arc<File>>,
+    file: Option<Arc<Sink>>,
     path: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Sink {
+    file: File,
+    /// The last line was cut: there was no room for all of it.
+    cut: Mutex<bool>,
 }
 
 impl Events {
@@ -60,8 +73,19 @@ impl Events {
 
     /// Writes a line, or loses it where nobody reads.
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        if let Some(mut file) = self.file.as_deref() {
-            let _ = file.write_all(line(SystemTime::now(), event).as_bytes());
+        if let Some(sink) = &self.file {
+            sink.write(&line(SystemTime::now(), event));
+        }
+    }
+}
+
+impl Sink {
+    /// Writes a line as a whole; the one behind a line that was cut begins anew.
+    fn write(&self, line: &str) {
+        let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = if *cut { format!("\n{line}") } else { line.to_owned() };
+        if let Ok(written) = (&self.file).write(text.as_bytes()) {
+            *cut = written < text.len() && (written > 0 || *cut);
         }
     }
 }
@@ -82,38 +106,93 @@ fn line(at: SystemTime, event: &Event<'_>) -> String {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event<'a> {
     /// Of a checkpoint: so much is written.
-    Writing { job: &'a str, image: Option<&'a Path>, done: u64, bytes: Option<u64> },
+    Writing {
+        job: &'a str,
+        #[serde(serialize_with = "readable_if_any")]
+        image: Option<&'a Path>,
+        done: u64,
+        bytes: Option<u64>,
+    },
     /// The job runs again.
     Captured {
         job: &'a str,
+        #[serde(serialize_with = "readable")]
         image: &'a Path,
         processes: usize,
         stall_seconds: f64,
         warnings: &'a [String],
     },
     /// So much of an image has been read, and compared.
-    Verifying { image: &'a Path, done: u64, bytes: u64 },
+    Verifying {
+        #[serde(serialize_with = "readable")]
+        image: &'a Path,
+        done: u64,
+        bytes: u64,
+    },
     /// The image counts.
-    Durable { job: &'a str, image: &'a Path, bytes: u64, seconds: f64, verified: Option<&'a str> },
+    Durable {
+        job: &'a str,
+        #[serde(serialize_with = "readable")]
+        image: &'a Path,
+        bytes: u64,
+        seconds: f64,
+        verified: Option<&'a str>,
+    },
     /// All of an image has been read.
-    Verified { image: &'a Path, good: bool, bytes: u64, seconds: f64 },
+    Verified {
+        #[serde(serialize_with = "readable")]
+        image: &'a Path,
+        good: bool,
+        bytes: u64,
+        seconds: f64,
+    },
     /// A restart begins.
-    Restarting { job: &'a str, image: &'a Path, bytes: u64 },
+    Restarting {
+        job: &'a str,
+        #[serde(serialize_with = "readable")]
+        image: &'a Path,
+        bytes: u64,
+    },
     /// The job runs.
-    Restarted { job: &'a str, image: &'a Path, bytes: u64, seconds: f64 },
+    Restarted {
+        job: &'a str,
+        #[serde(serialize_with = "readable")]
+        image: &'a Path,
+        bytes: u64,
+        seconds: f64,
+    },
     /// The job has lost what it needs, and goes back to its newest image: a restart follows.
-    GoesBack { image: &'a Path },
+    GoesBack {
+        #[serde(serialize_with = "readable")]
+        image: &'a Path,
+    },
     /// What a job has on its devices has left them, or is back.
-    Swapped { job: &'a str, way: &'a str, bytes: u64, seconds: f64 },
+    Swapped { job: &'a str, way: &'a str, bytes: Option<u64>, seconds: f64 },
     /// The program has ended: one of the two.
     Ended { status: Option<u8>, signal: Option<i32> },
     /// The command has failed.
     Failed { error: &'a str },
 }
 
+/// A path as people read it: JSON has no others.
+fn readable<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+fn readable_if_any<S: Serializer>(path: &Option<&Path>, into: S) -> Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => readable(path, into),
+        None => into.serialize_none(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::ffi::OsStrExt;
     use std::time::UNIX_EPOCH;
 
     #[test]
@@ -123,5 +202,25 @@ mod tests {
         assert_eq!(line(UNIX_EPOCH, &event), format!("{known}\n"));
         let event = Event::GoesBack { image: Path::new("/i/sim-0001") };
         assert!(line(UNIX_EPOCH, &event).contains(r#""event":"goes_back","image":"/i/sim-0001"}"#));
+        let event = Event::GoesBack { image: Path::new(OsStr::from_bytes(b"/i/\xff")) };
+        assert!(line(UNIX_EPOCH, &event).contains("\"image\":\"/i/\u{fffd}\""));
+    }
+
+    /// A pipe takes a part of what is longer than its room.
+    #[test]
+    fn what_does_not_fit_leaves_the_next_line_whole() {
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        rustix::io::ioctl_fionbio(&writer, true).expect("no waiting");
+        let sink = Sink { file: File::from(OwnedFd::from(writer)), cut: Mutex::new(false) };
+        let long = "x".repeat(1 << 20) + "\n";
+        sink.write(&long);
+        let mut some = vec![0; 1 << 20];
+        let read = reader.read(&mut some).expect("bytes");
+        assert!(read > 0 && !some[..read].contains(&b'\n'));
+        sink.write("next\n");
+        drop(sink);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).expect("text");
+        assert!(rest.ends_with("\nnext\n"), "{rest}");
     }
 }

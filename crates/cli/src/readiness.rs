@@ -1,18 +1,25 @@
 //! Tells a service manager that a daemon is ready, or ends (sd_notify(3)): one datagram to the
 //! socket that it has named.
 
+use crate::output;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::Command;
 
 /// The socket's path; behind `@`, its abstract name.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
 /// The daemon does what it is for. `status` is for people.
 pub(crate) fn ready(status: &str) {
-    tell(&format!("READY=1\nSTATUS={status}\nMAINPID={}\n", std::process::id()));
+    tell(&format!("READY=1\nSTATUS={}\n", output::harmless(status)));
+}
+
+/// What a command starts is no service of whoever started this process.
+pub(crate) fn is_no_service(command: &mut Command) {
+    command.env_remove(SOCKET);
 }
 
 /// It has been told to end, and may take a while.
@@ -32,7 +39,10 @@ fn send(socket: &OsStr, what: &str) -> io::Result<()> {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(what.as_bytes(), &address).map(drop)
+    let sender = UnixDatagram::unbound()?;
+    // A manager that does not read holds no daemon up.
+    sender.set_nonblocking(true)?;
+    sender.send_to_addr(what.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]

@@ -110,26 +110,26 @@ fn tell(event: &Event<'_>) {
 
 fn nothing() {}
 
-fn begins(image: &Path, manifest: &Manifest) {
-    let (job, bytes) = (manifest.job.as_str(), manifest.bytes());
+fn begins(job: &JobName, image: &Path, manifest: &Manifest) {
+    let (job, bytes) = (&*job.to_string(), manifest.bytes());
     tell(&Event::Restarting { job, image, bytes });
     let name = output::harmless(&image.file_name().unwrap_or_default().to_string_lossy());
     let shown = Some((name, Size(bytes), Instant::now()));
     *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = shown;
 }
 
-fn restarted(image: &Path, manifest: &Manifest) {
+fn restarted(job: &JobName, image: &Path, _: &Manifest) {
     let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some((_, Size(bytes), begin)) = shown {
-        let (job, seconds) = (manifest.job.as_str(), begin.elapsed().as_secs_f64());
+        let (job, seconds) = (&*job.to_string(), begin.elapsed().as_secs_f64());
         tell(&Event::Restarted { job, image, bytes, seconds });
     }
 }
 
-fn show(image: &Path, manifest: &Manifest) {
-    begins(image, manifest);
+fn show(job: &JobName, image: &Path, manifest: &Manifest) {
+    begins(job, image, manifest);
     let bytes = Size(manifest.bytes());
-    let job = output::harmless(&manifest.job);
+    let job = output::harmless(&job.to_string());
     let name = output::harmless(&image.file_name().unwrap_or_default().to_string_lossy());
     Progress::new(&format!("restarting {job} from {name}: {bytes}…")).leave();
 }
@@ -188,7 +188,7 @@ fn resolve(given: &Path, hosts: &HostArgs) -> Result<PathBuf, Failure> {
 pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if let Some(note) = &args.back {
         // Where nobody reads any more, the job goes back all the same.
-        let events = args.events.open().unwrap_or_default();
+        let events = args.events.open_or_later();
         // On the terminal the job's own output goes on.
         let showing = showing(&Manner { quiet: true, events: events.clone() });
         let manner = Manner { quiet: args.quiet, events };

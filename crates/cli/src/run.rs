@@ -397,7 +397,10 @@ impl Manner {
                 command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
                 command.args(self.quiet.then_some("--quiet"));
                 if let Some(path) = self.events.path() {
-                    command.arg("--events").arg(path);
+                    // One word: its name may begin as an option does.
+                    let mut events = OsString::from("--events=");
+                    events.push(path);
+                    command.arg(events);
                 }
                 Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
             }

@@ -44,7 +44,8 @@ pub(crate) struct SwapArgs {
 struct Report<'a> {
     job: &'a str,
     way: &'static str,
-    bytes: u64,
+    /// `None` for `in`.
+    bytes: Option<u64>,
     seconds: f64,
 }
 
@@ -74,25 +75,31 @@ pub(crate) fn run(args: &SwapArgs) -> Result<(), Failure> {
     if let Err(error) = &swapped {
         events.tell(&Event::Failed { error: &error.to_string() });
     }
-    let (bytes, seconds, job) = (swapped?, begin.elapsed().as_secs_f64(), job.as_str());
+    // How much was away is not known by then: what the job has used since was back already.
+    let bytes = out.then_some(swapped?);
+    let (seconds, job) = (begin.elapsed().as_secs_f64(), job.as_str());
     events.tell(&Event::Swapped { job, way, bytes, seconds });
     match args.way {
         _ if args.json => return Ok(output::json(&Report { job, way, bytes, seconds })?),
-        Way::Out => output::print(&format!("{} are off the devices\n", Size(bytes)))?,
+        Way::Out => {
+            output::print(&format!("{} are off the devices\n", Size(bytes.unwrap_or(0))))?;
+        }
         Way::In => {}
     }
-    output::tell(&closing(job, out, bytes, seconds));
+    output::tell(&closing(job, bytes, seconds));
     Ok(())
 }
 
 /// How fast it was. Nothing may have had to move.
-fn closing(job: &str, out: bool, bytes: u64, seconds: f64) -> String {
-    let way = if out { "off the devices" } else { "on the devices again" };
+fn closing(job: &str, bytes: Option<u64>, seconds: f64) -> String {
+    let Some(bytes) = bytes else {
+        return format!("{job}  on the devices again in {seconds:.1} s");
+    };
     let speed = match bytes > 0 && seconds > 0.0 {
         true => format!(", {}/s", Size((bytes as f64 / seconds) as u64)),
         false => String::new(),
     };
-    format!("{job}  {} {way} in {seconds:.1} s{speed}", Size(bytes))
+    format!("{job}  {} off the devices in {seconds:.1} s{speed}", Size(bytes))
 }
 
 #[cfg(test)]
@@ -102,7 +109,8 @@ mod tests {
     #[test]
     fn the_closing_line_says_how_fast_it_was() {
         let line = "j  40 GiB off the devices in 4.0 s, 10 GiB/s";
-        assert_eq!(closing("j", true, 40 << 30, 4.0), line);
-        assert_eq!(closing("j", false, 0, 0.04), "j  0 B on the devices again in 0.0 s");
+        assert_eq!(closing("j", Some(40 << 30), 4.0), line);
+        assert_eq!(closing("j", Some(0), 0.04), "j  0 B off the devices in 0.0 s");
+        assert_eq!(closing("j", None, 9.04), "j  on the devices again in 9.0 s");
     }
 }

@@ -191,6 +191,16 @@ impl Recovery {
     }
 }
 
+/// Has the servers end all sessions of a job whose restart has failed: its proxies were killed with
+/// its init, and may not have said goodbye.
+pub(crate) fn end_sessions_of(folder: &Path, log: &JobLog) {
+    end_sessions(FarSession::take_all(folder), |error| {
+        log.line(&format!(
+            "a session of the job cannot be ended ({error}): its server gives it up"
+        ));
+    });
+}
+
 /// Has the servers end `sessions`; `failed` hears why one cannot be ended.
 fn end_sessions(sessions: Vec<FarSession>, failed: impl Fn(&dyn fmt::Display)) {
     for FarSession { server, key } in sessions {

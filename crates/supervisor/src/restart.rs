@@ -337,7 +337,7 @@ fn first_that_works<'a>(
             JOIN.wait_for_others(joint.clone(), joining.clone());
         }
         if let Some(showing) = spec.showing {
-            SHOWN.show(showing, folder, manifest);
+            SHOWN.show(showing, name, (folder, manifest));
         }
         let home = former.unwrap_or_else(|| dir.path().to_owned());
         let checkpointer =
@@ -365,13 +365,14 @@ fn first_that_works<'a>(
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
         if restarted.is_err() {
             SHOWN.take_back();
+            recover::end_sessions_of(dir.path(), log);
         }
         match restarted {
             Ok(restarted) => {
                 let ms = begin.elapsed().as_secs_f64() * 1e3;
                 log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
                 if let Some(showing) = spec.showing {
-                    (showing.restarted)(folder, manifest);
+                    (showing.restarted)(name, folder, manifest);
                 }
                 if let Err(error) = Images::of(dir).add(folder) {
                     log.line(&error.to_string());
@@ -379,7 +380,8 @@ fn first_that_works<'a>(
                 restarted.notes.iter().for_each(|note| log.line(note));
                 return Ok((restarted, manifest, stand_in.flatten()));
             }
-            Err(EngineError::GivenUp) => {
+            // Another part may have been told first, which is this one's error then.
+            Err(error) if matches!(error, EngineError::GivenUp) || give_up() => {
                 log.line("the restart was ended by a signal: nothing is left of it");
                 return Err(EngineError::GivenUp.into());
             }

@@ -1,6 +1,7 @@
 //! What the user is shown while a restart is under way. It is taken back just before the job's
 //! processes run: from there on the terminal is theirs.
 
+use crate::jobs::JobName;
 use kedge_image::Manifest;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
 use std::path::Path;
@@ -9,11 +10,11 @@ use std::sync::{Mutex, PoisonError};
 /// How it is shown, and taken back: where the restart has failed, or the job is about to run.
 #[derive(Debug, Clone, Copy)]
 pub struct Showing {
-    pub show: fn(&Path, &Manifest),
+    pub show: fn(&JobName, &Path, &Manifest),
     pub take_back: fn(),
     pub came_back: fn(),
     /// In the process that supervises the job, once that has come back.
-    pub restarted: fn(&Path, &Manifest),
+    pub restarted: fn(&JobName, &Path, &Manifest),
 }
 
 /// The plugin of this process's restart.
@@ -24,8 +25,13 @@ pub(crate) static SHOWN: Shown = Shown(Mutex::new(None));
 pub(crate) struct Shown(Mutex<Option<Showing>>);
 
 impl Shown {
-    pub(crate) fn show(&self, showing: Showing, image: &Path, manifest: &Manifest) {
-        (showing.show)(image, manifest);
+    pub(crate) fn show(
+        &self,
+        showing: Showing,
+        job: &JobName,
+        (image, manifest): (&Path, &Manifest),
+    ) {
+        (showing.show)(job, image, manifest);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(showing);
     }
 
