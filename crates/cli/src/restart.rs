@@ -118,7 +118,7 @@ fn begins(job: &JobName, image: &Path, manifest: &Manifest) {
     *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = shown;
 }
 
-fn restarted(job: &JobName, image: &Path, _: &Manifest) {
+fn restarted(job: &JobName, image: &Path) {
     let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some((_, Size(bytes), begin)) = shown {
         let (job, seconds) = (&*job.to_string(), begin.elapsed().as_secs_f64());

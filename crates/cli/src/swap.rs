@@ -33,7 +33,7 @@ pub(crate) struct SwapArgs {
     /// The job
     #[arg(value_name = "JOB")]
     job: JobName,
-    /// Print a JSON object: job, way ("out" or "in"), bytes, seconds
+    /// Print a JSON object: job, way ("out" or "in"), bytes (null for in), seconds
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -25,11 +25,16 @@ const PREFIX: &str = "session-";
 
 /// Removes what proxies have said that are no more.
 pub fn clear(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            let _ = fs::remove_file(entry.path());
-        }
+    for path in noted(folder) {
+        let _ = fs::remove_file(path);
     }
+}
+
+/// Returns the files by which proxies say which sessions they have.
+fn noted(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let noted = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
+    noted.map(|entry| entry.path())
 }
 
 /// Returns where the proxy with that process id says which session it has, with its number among
@@ -66,9 +71,7 @@ impl FarSession {
 
     /// Returns the sessions that all proxies of a job had, once.
     pub fn take_all(folder: &Path) -> Vec<FarSession> {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let noted = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
-        noted.filter_map(|entry| Self::take_one(&entry.path()).flatten()).collect()
+        noted(folder).filter_map(|path| Self::take_one(&path).flatten()).collect()
     }
 
     /// `None` where there is no such file.

@@ -29,7 +29,7 @@ const _: () = assert!(MAX_SCATTERED + (MAX_PIECES * MOVE) as u64 <= PIECE);
 pub(crate) struct Scatter {
     pieces: Vec<Scattered>,
     seams: Seams,
-    pub(crate) stream: Arc<Stream>,
+    stream: Arc<Stream>,
     /// [`kernel::GATHER`] in the stream's context, if it is there.
     gather: Option<CUfunction>,
 }

@@ -372,7 +372,7 @@ fn first_that_works<'a>(
                 let ms = begin.elapsed().as_secs_f64() * 1e3;
                 log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
                 if let Some(showing) = spec.showing {
-                    (showing.restarted)(name, folder, manifest);
+                    (showing.restarted)(name, folder);
                 }
                 if let Err(error) = Images::of(dir).add(folder) {
                     log.line(&error.to_string());

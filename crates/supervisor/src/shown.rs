@@ -14,7 +14,7 @@ pub struct Showing {
     pub take_back: fn(),
     pub came_back: fn(),
     /// In the process that supervises the job, once that has come back.
-    pub restarted: fn(&JobName, &Path, &Manifest),
+    pub restarted: fn(&JobName, &Path),
 }
 
 /// The plugin of this process's restart.

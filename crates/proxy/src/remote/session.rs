@@ -94,10 +94,8 @@ pub(super) fn is_over(key: &SessionKey) {
 /// Tells the far ends that the client has ended, if there are any. This process is about to end.
 pub(crate) fn say_bye() {
     ENDING.store(true, Ordering::SeqCst);
-    let until = Instant::now() + LAST_WORDS;
-    let left = || until.saturating_duration_since(Instant::now());
     let opening = |sessions: &mut Sessions| sessions.opening > 0;
-    let waited = OPENED.wait_timeout_while(locked(&SESSIONS), left(), opening);
+    let waited = OPENED.wait_timeout_while(locked(&SESSIONS), LAST_WORDS, opening);
     let mut all = waited.unwrap_or_else(PoisonError::into_inner).0;
     let sessions = std::mem::take(&mut all.open);
     drop(all);
