@@ -28,31 +28,43 @@ const WRITERS: u64 = 3;
 /// So many of the last operations are told where something is lost.
 const SHOWN: usize = 24;
 
-/// What a program has asked for of a file and fsync has not promised.
+/// What a program has asked for of a file.
 #[derive(Debug, Clone)]
 enum Op {
-    Write { start: u64, end: u64, byte: u8 },
+    Write {
+        start: u64,
+        end: u64,
+        byte: u8,
+    },
     Cut(u64),
+    /// It has been done.
+    Fsync,
 }
 
-/// A file that is written in place: what fsync has promised, and what came later.
+/// A file that is written in place: what fsync has promised, and all that was asked for.
 #[derive(Debug, Clone, Default)]
 struct Known {
     promised: Vec<u8>,
-    later: Vec<Op>,
-    /// The last things that were asked for, and where fsync was done.
-    last: Vec<Option<Op>>,
+    asked: Vec<Op>,
+    /// So many of them came before the promise.
+    promised_at: usize,
     /// Another file, which is replaced by whole ones: so many were begun.
     replacements: u64,
 }
 
 impl Known {
+    /// With what was asked for until a later moment, at which this promise held as well.
+    fn and_until(self, later: &Known) -> Known {
+        Known { asked: later.asked.clone(), replacements: later.replacements, ..self }
+    }
+
     /// Returns whether a byte may be what was found there.
     fn allows(&self, at: usize, found: Option<u8>) -> bool {
         let promised = self.promised.get(at).copied();
-        let cut = || self.later.iter().any(|op| matches!(op, Op::Cut(size) if *size <= at as u64));
+        let later = &self.asked[self.promised_at..];
+        let cut = || later.iter().any(|op| matches!(op, Op::Cut(size) if *size <= at as u64));
         let written = |byte| {
-            self.later.iter().any(|op| {
+            later.iter().any(|op| {
                 matches!(op, Op::Write { start, end, byte: of } if *of == byte
                     && (*start..*end).contains(&(at as u64)))
             })
@@ -155,8 +167,8 @@ impl Writer {
         let now = self.now.clone();
         with(&self.ledger, self.index, |known| {
             known.promised = now;
-            known.later.clear();
-            known.last.push(None);
+            known.asked.push(Op::Fsync);
+            known.promised_at = known.asked.len();
         });
         Ok(())
     }
@@ -172,12 +184,7 @@ impl Writer {
     }
 
     fn intend(&self, op: Op) {
-        with(&self.ledger, self.index, |known| {
-            known.later.push(op.clone());
-            known.last.push(Some(op));
-            let old = known.last.len().saturating_sub(SHOWN);
-            known.last.drain(..old);
-        });
+        with(&self.ledger, self.index, |known| known.asked.push(op));
     }
 }
 
@@ -280,10 +287,14 @@ impl Node {
             let resting = self.dice.below(2) == 0;
             rests.store(resting, Ordering::Relaxed);
             thread::sleep(Duration::from_millis(self.dice.below(300)));
-            // What was promised by then, and the disks a moment later.
-            let known = ledger.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            // What was promised by then, the disks a moment later, and what was asked for until
+            // then: programs go on meanwhile.
+            let known = || ledger.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let promised = known();
             let disks = disks.cut(|most| self.dice.below(most));
-            cuts.push(Cut { known, disks });
+            let asked = known();
+            let known = promised.into_iter().zip(&asked).map(|(it, later)| it.and_until(later));
+            cuts.push(Cut { known: known.collect(), disks });
             rests.store(false, Ordering::Relaxed);
         }
         let memory = self.memory();
@@ -329,7 +340,8 @@ impl Node {
             let found = fs::read(self.cached.under.join(format!("file{index}")));
             let found = found.unwrap_or_default();
             known.check(&found).unwrap_or_else(|why| {
-                panic!("file{index}: {why}; it was asked for {:?}; {told}", known.last)
+                let shown = known.asked.len().saturating_sub(SHOWN);
+                panic!("file{index}: {why}; it was asked for {:?}; {told}", &known.asked[shown..])
             });
             let whole = fs::read(self.cached.under.join(format!("whole{index}"))).expect("there");
             assert!(
@@ -367,12 +379,16 @@ fn what_fsync_had_on_a_local_disk_outlives_a_power_cut() {
 #[test]
 fn the_check_finds_what_is_lost() {
     let write = |start, end, byte| Op::Write { start, end, byte };
-    let mut known = Known { promised: vec![1; 8], later: vec![write(2, 4, 2)], ..Known::default() };
+    let asked = vec![write(5, 6, 3), Op::Fsync, write(2, 4, 2)];
+    let mut known = Known { promised: vec![1; 8], asked, promised_at: 2, replacements: 0 };
     let allowed: [&[u8]; 3] = [&[1; 8], &[1, 1, 2, 1, 1, 1, 1, 1], &[1, 1, 1, 1, 1, 1, 1, 1, 0]];
     assert!(allowed.iter().all(|found| known.check(found).is_ok()));
-    let lost: [&[u8]; 3] = [&[1; 7], &[1, 1, 0, 1, 1, 1, 1, 1], &[1, 2, 1, 1, 1, 1, 1, 1]];
+    let other = [1, 1, 1, 1, 1, 3, 1, 1];
+    let lost: [&[u8]; 4] = [&[1; 7], &[1, 1, 0, 1, 1, 1, 1, 1], &[1, 2, 1, 1, 1, 1, 1, 1], &other];
     assert!(lost.iter().all(|found| known.check(found).is_err()));
-    known.later.push(Op::Cut(5));
+    let mut later = known.clone();
+    later.asked.push(Op::Cut(5));
+    known = known.and_until(&later);
     assert!(known.check(&[1; 5]).is_ok() && known.check(&[1; 4]).is_err());
     assert!(known.check(&[1, 1, 1, 1, 1, 0, 0, 0]).is_ok());
 }
