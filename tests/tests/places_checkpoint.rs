@@ -343,8 +343,7 @@ fn whoever_is_lost_in_a_restart_loses_no_image() {
         for server in &servers {
             let output = std::thread::scope(|scope| {
                 let restart = scope.spawn(|| place.output(&["restart", &shown]));
-                // However slow this machine is, all have begun then. (A server that hears of a
-                // session after that was ended waits for its near end until it gives up.)
+                // However slow this machine is, all have begun then.
                 wait_for("not all sessions begin", || {
                     servers.iter().all(|server| !children(server.pid()).is_empty())
                 });

@@ -12,6 +12,7 @@ mod homes;
 mod measure;
 mod openings;
 mod owner;
+mod past;
 mod refusal;
 mod said;
 mod sessions;

@@ -16,6 +16,8 @@ pub(crate) enum Refusal {
     Twice,
     #[error("a later attempt has begun that session")]
     Later,
+    #[error("that session is over")]
+    Over,
     #[error("that session is another's")]
     Another,
     #[error("the proxy of that session does not end")]

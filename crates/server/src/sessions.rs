@@ -3,6 +3,7 @@
 use crate::ServeSpec;
 use crate::chosen::Chosen;
 use crate::homes::Owner;
+use crate::past::Past;
 use crate::refusal::Refusal;
 use crate::start::{self, Started};
 use crate::tenants::{Place, Tenants};
@@ -33,7 +34,7 @@ const NOTICE: Duration = Duration::from_millis(100);
 const ENDING: Duration = Duration::from_millis(5);
 
 /// Who has connected from another machine. Another certificate of the same name is another client.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     pub(crate) name: Name,
     pub(crate) certificate: Fingerprint,
@@ -52,6 +53,7 @@ pub(crate) struct Sessions(Mutex<Open>);
 pub(crate) struct Open {
     pub(crate) by_key: HashMap<SessionKey, Session>,
     pub(crate) tenants: Tenants,
+    past: Past,
     /// No session begins any more; nothing does.
     pub(crate) ending: bool,
     over: bool,
@@ -88,6 +90,9 @@ impl Open {
         }
         if self.by_key.contains_key(&asked.key) {
             return Err(Refusal::Twice);
+        }
+        if self.past.has(who, &asked.key, asked.attempt) {
+            return Err(Refusal::Over);
         }
         let most = if kind == Kind::Devices { MAX_SESSIONS } else { MAX_MANAGEMENT };
         if self.count(kind) >= most {
@@ -254,8 +259,10 @@ impl Sessions {
     }
 
     /// Ends a session whose near end is gone, if it is theirs who ask, and waits until its proxy
-    /// has ended: none is as good.
+    /// has ended: none is as good. It does not begin any more.
     pub(crate) fn end(&self, key: &SessionKey, who: Option<&Client>) -> Result<(), Refusal> {
+        // Before it is looked for: what begins it is refused from here on.
+        self.locked().past.add(who, *key, u32::MAX, Instant::now());
         self.end_before(key, u32::MAX, who)
     }
 
@@ -334,10 +341,12 @@ impl Sessions {
         let ended = proxy.wait();
         let mut open = self.locked();
         let session = open.by_key.remove(key);
-        if let Some(session) = &session
-            && let Some(place) = &session.place
-        {
-            open.tenants.leave(session.name(), place);
+        if let Some(session) = &session {
+            // What has begun it before its near end tried again may be under way.
+            if session.kind == Kind::Devices {
+                open.past.add(session.who.as_ref(), *key, session.attempt, Instant::now());
+            }
+            session.place.iter().for_each(|place| open.tenants.leave(session.name(), place));
         }
         drop(open);
         if let Some(why) = session.and_then(|session| session.ended) {
@@ -512,7 +521,20 @@ mod tests {
         assert_eq!(ended.recv_timeout(limit).unwrap().0, of_bob);
         // Who comes from this machine has no key to be revoked.
         assert!(ended.recv_timeout(Duration::from_millis(300)).is_err());
-        let process = &sessions.locked().by_key[&here].process;
-        pidfd_send_signal(process, Signal::KILL).unwrap();
+        sessions.end(&here, None).unwrap();
+        assert_eq!(ended.recv_timeout(limit).unwrap().0, here);
+        // What begins a session late finds it over, whether it was there or not.
+        let over = |key: SessionKey, attempt, who: Option<&Client>| {
+            let begun = sessions.begin(&spec, asked(key, attempt), who.cloned(), &line);
+            matches!(begun.map(|_| ()), Err(Refusal::Over))
+        };
+        assert!(sessions.end(&[4; 16], Some(&bob)).is_ok());
+        assert!(over(here, 9, None) && over([9; 16], 1, None) && over([4; 16], 1, Some(&bob)));
+        // One whose proxy was lost may be begun anew, and nobody ends what another begins.
+        assert!(over(of_bob, 1, Some(&bob)));
+        for (key, attempt, who) in [(of_bob, 2, Some(&bob)), ([4; 16], 1, None)] {
+            begin(key, attempt, who);
+            sessions.end(&key, who).unwrap();
+        }
     }
 }
