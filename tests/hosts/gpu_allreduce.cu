@@ -2,9 +2,12 @@
 // device, for the other's. A thread of each process carries the numbers, as collective libraries'
 // threads do; one process is now and then late, so the other's kernel is often inside of the sum
 // when nothing of the late one's is on its device yet. Compared with the host's sum in each step.
-// Prints as gpu_steps does. Usage: gpu_allreduce STEPS MILLISECONDS
+// Prints as gpu_steps does, by a thread that may wait for its reader: were a process to wait for it,
+// the other's kernel would never end. Usage: gpu_allreduce STEPS MILLISECONDS
 #include "../programs/sockets.h"
 #include "steps.h"
+#include <atomic>
+#include <functional>
 #include <sys/wait.h>
 #include <thread>
 
@@ -44,6 +47,14 @@ static void carry(volatile Exchange *exchange, int socket, uint32_t steps)
     }
 }
 
+static void print(const std::atomic<uint32_t> &reached, const Steps &steps)
+{
+    for (uint32_t step = 1; step <= steps.count; step++) {
+        while (reached < step) wait_for(50);
+        steps.done(step);
+    }
+}
+
 static int rank(int number, int socket, const Steps &steps)
 {
     Exchange *exchange;
@@ -53,7 +64,9 @@ static int rank(int number, int socket, const Steps &steps)
     *exchange = Exchange{};
     CUDA(cudaMalloc(&state, sizeof *state));
     CUDA(cudaMemcpy(state, &host.ranks[number], sizeof *state, cudaMemcpyHostToDevice));
-    std::thread carrier(carry, exchange, socket, steps.count);
+    std::thread carrier(carry, exchange, socket, steps.count), printer;
+    std::atomic<uint32_t> reached = 0;
+    if (number == 0) printer = std::thread(print, std::cref(reached), std::cref(steps));
     for (uint32_t step = 1; step <= steps.count; step++) {
         if (number == 1) wait_for(1000 * steps.between * (step % 4));
         sum<<<1, 1>>>(state, exchange, step);
@@ -61,11 +74,14 @@ static int rank(int number, int socket, const Steps &steps)
         host.step(step);
         if (seen != host.ranks[number]) {
             std::printf("%08x: rank %d: step %u is wrong\n", steps.nonce, number, step);
-            return 1;
+            // Not by way of the threads, which wait for steps that will not come.
+            std::fflush(stdout);
+            _exit(1);
         }
-        if (number == 0) steps.done(step);
+        reached = step;
     }
     carrier.join();
+    if (printer.joinable()) printer.join();
     return 0;
 }
 

@@ -83,6 +83,11 @@ pub fn paced(command: &mut Command) -> ChildStdout {
     ChildStdout::from(OwnedFd::from(reader))
 }
 
+/// Has a pipe take one page: however long a test takes, the program waits for it.
+fn small(output: &ChildStdout) {
+    rustix::pipe::fcntl_setpipe_size(output, 4096).expect("a small pipe");
+}
+
 /// A job whose output is read line by line.
 #[derive(Debug)]
 pub struct Job {
@@ -100,12 +105,8 @@ impl Job {
     }
 
     /// As [`Job::start`]; it waits for its reader, see [`paced`].
-    pub fn start_paced(mut command: Command) -> Job {
-        let lines = BufReader::new(paced(&mut command));
-        let child = command.spawn().expect("timeout, from coreutils");
-        // The pipe ends with the job.
-        drop(command);
-        Job::begun(Job { child, lines, nonce: String::new(), step: 0 })
+    pub fn start_paced(command: Command) -> Job {
+        Job::begun(Job::spawn_paced(command, |_| {}))
     }
 
     fn begun(mut job: Job) -> Job {
@@ -117,9 +118,10 @@ impl Job {
         job
     }
 
-    /// Restarts a job that had drawn `nonce`, and reads its first step.
-    pub fn restart(mut command: Command, nonce: &str) -> Job {
-        let mut job = Job::spawn(&mut command);
+    /// Restarts a job that had drawn `nonce`, and reads its first step. It waits for its reader, as
+    /// far as it did before: the pipe's flags come back as well.
+    pub fn restart(command: Command, nonce: &str) -> Job {
+        let mut job = Job::spawn_paced(command, small);
         nonce.clone_into(&mut job.nonce);
         let first = job.line().unwrap_or_else(|| job.fail("no first line"));
         job.step = job.number(&first);
@@ -129,9 +131,19 @@ impl Job {
     fn spawn(command: &mut Command) -> Job {
         let mut child = command.spawn().expect("timeout, from coreutils");
         let output = child.stdout.take().expect("a pipe");
-        // However long a test takes, the program waits for it.
-        rustix::pipe::fcntl_setpipe_size(&output, 4096).expect("a small pipe");
+        small(&output);
         let lines = BufReader::with_capacity(128, output);
+        Job { child, lines, nonce: String::new(), step: 0 }
+    }
+
+    fn spawn_paced(mut command: Command, sized: impl Fn(&ChildStdout)) -> Job {
+        let output = paced(&mut command);
+        sized(&output);
+        let child = command.spawn().expect("timeout, from coreutils");
+        // The pipe ends with the job.
+        drop(command);
+        // A line at once, or its rest is lost; and little of what is no packet.
+        let lines = BufReader::with_capacity(512, output);
         Job { child, lines, nonce: String::new(), step: 0 }
     }
 
