@@ -1,7 +1,8 @@
 //! What a supervisor asks of a proxy: to stand still, to take what its devices hold and to write
 //! it; and, of a proxy that takes another's place, to bring that back.
 //!
-//! One order at a time, each with one answer. If the supervisor goes away, the proxy goes on.
+//! One order at a time, each with one answer, which has its number: an answer that nobody waited
+//! for is none to a later order. If the supervisor goes away, the proxy goes on.
 
 use crate::sharing::{Bond, MAX_SHARES, Share, What};
 use kedge_protocol::PeerName;
@@ -9,7 +10,8 @@ use kedge_socket::{Channel, SocketError, frame};
 use kedge_wire::{List, Text, wire};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// What a proxy exits with that has found a bug in itself.
@@ -142,25 +144,38 @@ pub enum ControlError {
     Nonsense,
 }
 
+/// The number of the newest order of this process, whichever proxy it was for: a proxy may be
+/// handed on, with an answer that is still to come.
+static NEWEST: AtomicU64 = AtomicU64::new(0);
+
 /// The supervisor's end.
 #[derive(Debug)]
-pub struct Control(Channel);
+pub struct Control {
+    channel: Channel,
+    /// The number of the order that was given last; 0 before the first, as what a proxy says
+    /// unasked.
+    last: AtomicU64,
+}
 
 impl Control {
     /// It and the proxy's end.
     pub fn pair() -> io::Result<(Control, OwnedFd)> {
         let (channel, far) = Channel::pair()?;
-        Ok((Control(channel), far))
+        Ok((Control::of(channel), far))
+    }
+
+    fn of(channel: Channel) -> Control {
+        Control { channel, last: AtomicU64::new(0) }
     }
 
     /// To a proxy that another process has started.
     pub fn to(socket: OwnedFd) -> Control {
-        Control(Channel::new(socket))
+        Control::of(Channel::new(socket))
     }
 
     /// The socket, for another process.
     pub fn socket(&self) -> BorrowedFd<'_> {
-        self.0.socket()
+        self.channel.socket()
     }
 
     /// Gives an order and waits for its answer, for `limit` at most.
@@ -176,7 +191,11 @@ impl Control {
 
     /// Gives an order.
     pub fn give(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
-        Ok(self.0.send(order, fds, SEND_LIMIT)?)
+        let count = NEWEST.fetch_add(1, Ordering::Relaxed) + 1;
+        // By process: whoever gave orders before this one has had numbers of its own.
+        let number = u64::from(std::process::id()) << 32 | count & u64::from(u32::MAX);
+        self.last.store(number, Ordering::Relaxed);
+        Ok(self.channel.send(&(number, order.clone()), fds, SEND_LIMIT)?)
     }
 
     /// Gives a proxy that takes another's place what is held of the devices' memory.
@@ -187,16 +206,24 @@ impl Control {
         })
     }
 
-    /// The answer to the order that was given last.
+    /// The answer to the order that was given last. Those to orders before it are dropped.
     pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
         self.answer_with(limit).map(|(answer, _)| answer)
     }
 
     /// The same, with the descriptors that came with it.
     pub fn answer_with(&self, limit: Duration) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
-        match self.0.receive(limit)? {
-            (Answer::Failed { why }, _) => Err(ControlError::Failed(why.into_inner())),
-            answered => Ok(answered),
+        let until = Instant::now() + limit;
+        let last = self.last.load(Ordering::Relaxed);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.channel.receive::<(u64, Answer)>(left)? {
+                ((number, _), _) if number != last => {}
+                ((_, Answer::Failed { why }), _) => {
+                    return Err(ControlError::Failed(why.into_inner()));
+                }
+                ((_, answer), fds) => return Ok((answer, fds)),
+            }
         }
     }
 
@@ -207,5 +234,84 @@ impl Control {
             Answer::No {} => Ok(false),
             _ => Err(ControlError::Nonsense),
         }
+    }
+}
+
+/// The proxy's end.
+#[derive(Debug)]
+pub struct Orders {
+    channel: Channel,
+    /// The number of the order that came last; 0 before the first.
+    last: AtomicU64,
+}
+
+impl Orders {
+    /// Hears orders on a socket.
+    pub fn on(socket: OwnedFd) -> Orders {
+        Orders { channel: Channel::new(socket), last: AtomicU64::new(0) }
+    }
+
+    /// Returns the socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.channel.socket()
+    }
+
+    /// Returns the next order, with its descriptors, if it comes within `limit`.
+    ///
+    /// # Errors
+    /// None comes, or what is none.
+    pub fn next(&self, limit: Duration) -> Result<(Order, Vec<OwnedFd>), SocketError> {
+        let ((number, order), fds) = self.channel.receive(limit)?;
+        self.last.store(number, Ordering::Relaxed);
+        Ok((order, fds))
+    }
+
+    /// Answers the order that came last; before the first one, says something unasked.
+    ///
+    /// # Errors
+    /// The supervisor has gone, or does not take it within `limit`.
+    pub fn answer(
+        &self,
+        answer: &Answer,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(), SocketError> {
+        self.channel.send(&(self.last.load(Ordering::Relaxed), answer.clone()), fds, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// A supervisor that has waited long enough goes on without an answer, and asks something else.
+    #[test]
+    fn a_late_answer_is_none_to_a_later_order() {
+        let (control, far) = Control::pair().unwrap();
+        let orders = Orders::on(far);
+        let answer = |order, answer| {
+            assert_eq!(orders.next(LIMIT).unwrap().0, order);
+            orders.answer(&answer, &[], LIMIT).unwrap();
+        };
+        // What it says unasked.
+        orders.answer(&Answer::Yes {}, &[], LIMIT).unwrap();
+        assert_eq!(control.answer(LIMIT).unwrap(), Answer::Yes {});
+        let prepare = Order::Prepare { track: false, full: true };
+        let late = control.ask(&prepare, &[], Duration::from_millis(10));
+        assert!(matches!(late, Err(ControlError::Channel(_))), "{late:?}");
+        let rest = Order::Rest { within_ms: 1 };
+        control.give(&rest, &[]).unwrap();
+        answer(prepare, Answer::Yes {});
+        answer(rest.clone(), Answer::No {});
+        assert_eq!(control.answer(LIMIT).unwrap(), Answer::No {});
+        // Whoever takes the proxy over does not take the answer to another's order, either.
+        control.give(&rest, &[]).unwrap();
+        answer(rest, Answer::Yes {});
+        let next = Control::to(control.channel.into_inner());
+        next.give(&Order::Open {}, &[]).unwrap();
+        answer(Order::Open {}, Answer::Failed { why: Text::truncated("no".into()) });
+        assert!(matches!(next.answer(LIMIT), Err(ControlError::Failed(why)) if why == "no"));
     }
 }

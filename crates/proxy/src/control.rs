@@ -9,11 +9,10 @@ use crate::moving::{Owner, Source};
 use crate::watch::Watcher;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Offer};
-use kedge_control::proxy::{Answer, Order, SEND_LIMIT, WrittenFile};
+use kedge_control::proxy::{Answer, Order, Orders, SEND_LIMIT, WrittenFile};
 use kedge_control::sharing::MAX_SHARES;
 use kedge_device::Drained;
 use kedge_image::{Choice, FileEntry};
-use kedge_socket::Channel;
 use kedge_transport::Server;
 use kedge_wire::{List, Text};
 use std::fs::File;
@@ -54,7 +53,7 @@ impl Inodes {
 
 /// The proxy's side, on a thread of its own.
 pub(crate) struct Serving {
-    pub(crate) channel: Channel,
+    pub(crate) orders: Orders,
     pub(crate) gate: Arc<Gate>,
     pub(crate) room: Arc<dyn Room>,
     pub(crate) identity: Identity,
@@ -87,7 +86,7 @@ impl Serving {
     /// Obeys until the supervisor has gone.
     fn run(&self) {
         let mut under_way = UnderWay::default();
-        while let Ok((order, fds)) = self.channel.receive::<Order>(FOREVER) {
+        while let Ok((order, fds)) = self.orders.next(FOREVER) {
             let departs = order == Order::Depart {};
             let ends = matches!(order, Order::Move { .. });
             let answer = self.obey(order, fds, &mut under_way);
@@ -106,7 +105,7 @@ impl Serving {
             let [socket, ring] = &self.ends;
             let fds = [socket.as_fd(), ring.as_fd(), self.shared.as_fd()];
             let some = if ends { &fds[..] } else { &[] };
-            let sent = self.channel.send(&answer, some, SEND_LIMIT);
+            let sent = self.orders.answer(&answer, some, SEND_LIMIT);
             if departs && answer == (Answer::Yes {}) {
                 ending::end_moved();
             }

@@ -2,6 +2,7 @@
 
 use kedge_control::joblog::JobLog;
 use kedge_control::machine::{DESCRIBE, Machine};
+use kedge_control::proxy::Orders;
 use kedge_device_nvidia::{driver_path, gpu_nodes, obstacle};
 use kedge_proxy::backend::Ready;
 use kedge_proxy::holder;
@@ -116,7 +117,7 @@ fn run(socket: OwnedFd, control: Option<OwnedFd>, options: Options) -> Result<()
     }
     if !options.warm {
         let log = open_log(&options)?;
-        end_orderly(serve(socket, control, &options, &log, None));
+        end_orderly(serve(socket, control.map(Orders::on), &options, &log, None));
     }
     let adopted = match warm::wait(socket, &options) {
         // What it says is nobody's business any more.
@@ -136,7 +137,7 @@ fn open_log(options: &Options) -> Result<Arc<JobLog>, String> {
 /// Serves a client to its end: the status to end with.
 fn serve(
     client: OwnedFd,
-    control: Option<OwnedFd>,
+    control: Option<Orders>,
     options: &Options,
     log: &Arc<JobLog>,
     ready: Option<Ready>,

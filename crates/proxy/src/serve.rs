@@ -18,9 +18,9 @@ use crate::{ending, findings, places, stats, trace, usage, watch};
 use kedge_control::gpu::{GpuSpec, Several};
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
-use kedge_control::proxy::{Answer, Order};
+use kedge_control::proxy::{Answer, Order, Orders};
 use kedge_protocol::{Refusal, Welcome};
-use kedge_socket::{Channel, SocketError};
+use kedge_socket::SocketError;
 use kedge_transport::{AcceptError, Accepted, ConnectError, RingError, Server};
 use kedge_wire::{List, Text};
 use std::convert::Infallible;
@@ -72,13 +72,12 @@ pub enum ServeError {
 /// for it. Returns only on failure: when the client ends, so does the process.
 pub fn serve(
     socket: OwnedFd,
-    control: Option<OwnedFd>,
+    control: Option<Orders>,
     options: &Options,
     log: Arc<JobLog>,
     ready: Option<Ready>,
 ) -> Result<Infallible, ServeError> {
     ending::end_on_panic(log.clone());
-    let control = control.map(Channel::new);
     if options.restore {
         return replace(socket, control.ok_or(ServeError::NoControl)?, options, log, ready);
     }
@@ -92,7 +91,7 @@ pub fn serve(
 
 fn serve_accepted(
     accepted: Accepted,
-    control: Option<Channel>,
+    control: Option<Orders>,
     options: &Options,
     log: Arc<JobLog>,
     ready: Option<Ready>,
@@ -190,7 +189,7 @@ struct Came {
 fn serve_places(
     several: &Several,
     came: Came,
-    control: Option<Channel>,
+    control: Option<Orders>,
     options: &Options,
     log: Arc<JobLog>,
 ) -> Result<Infallible, ServeError> {
@@ -222,7 +221,7 @@ fn serve_places(
 /// Takes the place of a proxy that is gone, as the supervisor says.
 fn replace(
     socket: OwnedFd,
-    control: Channel,
+    control: Orders,
     options: &Options,
     log: Arc<JobLog>,
     ready: Option<Ready>,
@@ -231,11 +230,11 @@ fn replace(
     if options.warm {
         watch::end_without(control.socket(), serves.clone()).map_err(ServeError::Watch)?;
     }
-    let (mut order, mut fds) = control.receive(ORDER_TIMEOUT)?;
+    let (mut order, mut fds) = control.next(ORDER_TIMEOUT)?;
     let mut parts = Vec::new();
     while order == (Order::Parts {}) && parts.len() <= MAX_PARTS {
         parts.append(&mut fds);
-        (order, fds) = control.receive(ORDER_TIMEOUT)?;
+        (order, fds) = control.next(ORDER_TIMEOUT)?;
     }
     if let Order::Arrive { client, owner, token } = order {
         let owner = Owner::new(owner.into_inner(), token.into_inner());
@@ -259,13 +258,13 @@ fn replace(
         Ok(restored) => restored,
         Err(error) => {
             let why = Text::truncated(error.to_string());
-            control.send(&Answer::Failed { why }, &[], ORDER_TIMEOUT)?;
+            control.answer(&Answer::Failed { why }, &[], ORDER_TIMEOUT)?;
             return Err(ServeError::Restore(error.to_string()));
         }
     };
     ending::tells(restored.server.outbox().clone());
-    control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
-    let (Order::Begin { pid }, mut fds) = control.receive(ORDER_TIMEOUT)? else {
+    control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
+    let (Order::Begin { pid }, mut fds) = control.next(ORDER_TIMEOUT)? else {
         return Err(ServeError::NoControl);
     };
     serves.store(true, Ordering::SeqCst);
@@ -275,7 +274,7 @@ fn replace(
     restored.client_is(here.map_err(ServeError::Watch)?);
     let (program, path) = (&*restored.saved.hello.program, path.display());
     log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}{warm}"));
-    control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
+    control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
     go_on(restored, pid, client, control, options, log)
 }
 
@@ -284,7 +283,7 @@ fn go_on(
     restored: Restored,
     pid: u32,
     client: OwnedFd,
-    control: Channel,
+    control: Orders,
     options: &Options,
     log: Arc<JobLog>,
 ) -> Result<Infallible, ServeError> {
@@ -312,7 +311,7 @@ struct Taking {
 /// Takes a running client over from another proxy.
 fn take_over(
     taking: Taking,
-    control: Channel,
+    control: Orders,
     options: &Options,
     log: Arc<JobLog>,
     ready: Option<Ready>,
@@ -326,13 +325,13 @@ fn take_over(
         Ok(restored) => restored,
         Err(error) => {
             let why = Text::truncated(error.to_string());
-            control.send(&Answer::Failed { why }, &[], ORDER_TIMEOUT)?;
+            control.answer(&Answer::Failed { why }, &[], ORDER_TIMEOUT)?;
             return Err(ServeError::Restore(error.to_string()));
         }
     };
     // From here on the supervisor's file decides, also where it is gone.
-    let told = control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT);
-    let begin = told.and_then(|()| control.receive::<Order>(ORDER_TIMEOUT));
+    let told = control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT);
+    let begin = told.and_then(|()| control.next(ORDER_TIMEOUT));
     match begin {
         Ok((Order::Begin { .. }, _)) => {}
         _ if owner.has_moved() => {}
@@ -342,7 +341,7 @@ fn take_over(
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
             log.note(&format!("client {pid} has moved here, and has ended meanwhile"));
             // Whoever asked may be gone, too.
-            let _ = control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT);
+            let _ = control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT);
             ending::end_with_client()
         }
         other => other.map_err(ServeError::Watch)?,
@@ -356,7 +355,7 @@ fn take_over(
     }
     log.note(&format!("client {pid} ({}) goes on here: it has moved", &*saved.hello.program));
     // Whoever asked may be gone: the client is served all the same.
-    let _ = control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT);
+    let _ = control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT);
     go_on(restored, pid, client, control, options, log)
 }
 
@@ -378,7 +377,7 @@ impl Connected {
     fn run(
         self,
         client: OwnedFd,
-        control: Option<Channel>,
+        control: Option<Orders>,
         options: &Options,
         log: Arc<JobLog>,
     ) -> Result<Infallible, ServeError> {
@@ -402,7 +401,7 @@ impl Connected {
                 log.note(&format!("what it uses is not told (kedge top): {error}"));
             }
         }
-        if let Some(channel) = control {
+        if let Some(orders) = control {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
             let again = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(ServeError::Watch);
@@ -411,7 +410,7 @@ impl Connected {
             let (room, keeper) = (executor.room(), options.keeper.clone());
             let client = pid;
             let serving = Serving {
-                channel,
+                orders,
                 gate,
                 room,
                 identity,

@@ -5,8 +5,8 @@
 use crate::backend::{self, BackendConfig, BuildError, Ready};
 use crate::options::{Options, OptionsError};
 use kedge_control::joblog::JobLog;
-use kedge_control::proxy::{Answer, Order};
-use kedge_socket::{Channel, SocketError};
+use kedge_control::proxy::{Answer, Order, Orders};
+use kedge_socket::SocketError;
 use kedge_wire::Text;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -45,7 +45,7 @@ pub enum WarmError {
 /// A client has come.
 pub struct Adopted {
     pub client: OwnedFd,
-    pub control: OwnedFd,
+    pub control: Orders,
     pub options: Options,
     pub log: Arc<JobLog>,
     pub ready: Ready,
@@ -53,14 +53,14 @@ pub struct Adopted {
 
 /// Makes everything ready that `options` ask for, and waits on `control` for a client.
 pub fn wait(control: OwnedFd, options: &Options) -> Result<Adopted, WarmError> {
-    let channel = Channel::new(control);
+    let orders = Orders::on(control);
     let ready = backend::make_ready(&options.backend, &options.choice).inspect_err(|error| {
         let why = Text::truncated(error.to_string());
         // Who has gone needs no answer.
-        let _ = channel.send(&Answer::Failed { why }, &[], SEND_LIMIT);
+        let _ = orders.answer(&Answer::Failed { why }, &[], SEND_LIMIT);
     })?;
-    channel.send(&Answer::Yes {}, &[], SEND_LIMIT)?;
-    let (order, fds) = match channel.receive::<Order>(FOREVER) {
+    orders.answer(&Answer::Yes {}, &[], SEND_LIMIT)?;
+    let (order, fds) = match orders.next(FOREVER) {
         Err(SocketError::Closed) => return Err(WarmError::Unwanted),
         other => other?,
     };
@@ -71,11 +71,11 @@ pub fn wait(control: OwnedFd, options: &Options) -> Result<Adopted, WarmError> {
     let adopted = adopt(&options.backend, arguments.into_inner().into_iter().map(Text::into_inner));
     let (own, log) = adopted.inspect_err(|error| {
         let why = Text::truncated(error.to_string());
-        let _ = channel.send(&Answer::Failed { why }, &[], SEND_LIMIT);
+        let _ = orders.answer(&Answer::Failed { why }, &[], SEND_LIMIT);
     })?;
     let _ = ENDING.set(ending);
-    channel.send(&Answer::Yes {}, &[], SEND_LIMIT)?;
-    Ok(Adopted { client, control: channel.into_inner(), options: own, log, ready })
+    orders.answer(&Answer::Yes {}, &[], SEND_LIMIT)?;
+    Ok(Adopted { client, control: orders, options: own, log, ready })
 }
 
 /// The options of the job, which must be those that `made` was made for, and its log.

@@ -155,7 +155,11 @@ fn gate(running: &Known) -> Result<Vec<Resting>, QuiesceError> {
     match failed {
         None => Ok(clients),
         Some(error) => {
-            open(&clients);
+            // Also those that have not answered: they close theirs when they come to it. One that
+            // does not hear it has ended, and its gate with it.
+            for (_, control) in controls {
+                let _ = control.give(&Order::Open {}, &[]);
+            }
             Err(error)
         }
     }
