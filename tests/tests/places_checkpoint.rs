@@ -104,7 +104,8 @@ fn devices_that_were_chosen_come_back() {
     let mut command = kedge_as(&place.world, place.user, &run);
     command.env("CUDA_VISIBLE_DEVICES", "3,2");
     let job = Job::start_paced(command);
-    moves(&place, job, &[None, Some("soft:4")]);
+    let all = Served::start(&["--gpu", "soft:4"]);
+    moves(&place, job, &[None, Some("soft:4"), Some(&all.address)]);
 }
 
 /// Bytes of memory that a server's only session has, KiB.
@@ -209,7 +210,15 @@ fn images_build_on_each_other() {
         });
         numbers.collect::<Vec<_>>()
     };
-    let first = place.checkpoint(&[]);
+    let first = place.checkpoint(&["--hold=60s"]);
+    let log = String::from_utf8_lossy(&place.output(&["logs", "j"]).stdout).into_owned();
+    assert!(log.contains("its devices are of several places"), "{log}");
+    // The client is one, with all that its places have.
+    let shown = place.json(&["inspect", "--json", &first.display().to_string()]);
+    let devices = shown["devices"].as_array().expect("a list");
+    let memory = devices[0]["memory"].as_array().expect("a list");
+    let memory: u64 = memory.iter().filter_map(|kind| kind["bytes"].as_u64()).sum();
+    assert!(devices.len() == 1 && devices[0]["gpu"] == gpu && memory > 3 * (24 << 20), "{shown}");
     let all = bytes(&first);
     assert!(
         all.len() == 3 && all.iter().all(|[memory, parent]| *memory > 24 << 20 && *parent == 0)

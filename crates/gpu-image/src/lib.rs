@@ -10,7 +10,8 @@ mod saved;
 
 pub use contents::{DeviceContents, MemoryContents, contents};
 pub use places::{
-    PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, is_of_place, place_file, read_places,
+    PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, check_places, is_of_place, place_file,
+    read_places,
 };
 pub use saved::{
     HELD_SECTION, SECTION, SavedObject, SavedProxy, SavedSharing, SavedStep, StateError, VERSION,

@@ -2,9 +2,11 @@
 //! for each place, which is as that of a client whose devices are of one.
 
 use crate::saved::{HELD_SECTION, SECTION, SavedProxy, SavedSharing, StateError};
-use kedge_image::{FileEntry, ImageFile};
+use kedge_image::{FileEntry, ImageError, ImageFile, Manifest};
 use kedge_protocol::{DeviceInfo, Hello};
 use kedge_wire::{Bytes, List, Text, wire};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 /// The version of what follows, which begins with it.
 pub const PLACES_VERSION: u32 = 1;
@@ -79,6 +81,7 @@ pub fn is_of_place(name: &str) -> bool {
     name.ends_with(KIMG) && name.contains(PLACE)
 }
 
+const GPU: &str = "gpu-";
 const KIMG: &str = ".kimg";
 const PLACE: &str = "-place-";
 
@@ -99,6 +102,59 @@ pub fn read_places(file: &ImageFile) -> Result<Option<SavedPlaces>, StateError> 
     }
     let saved = kedge_wire::decode(&section);
     saved.map(Some).map_err(|_| StateError::Damaged("a section is nonsense"))
+}
+
+/// Looks whether the files that clients name for their places are those of the image in `folder`,
+/// or of each of its parts.
+///
+/// # Errors
+/// All that is wrong: such a file is not that of the manifest, is another's, or is nobody's.
+pub fn check_places(folder: &Path) -> Result<(), Vec<ImageError>> {
+    let one = |error| vec![error];
+    let manifest = Manifest::read(folder).map_err(one)?;
+    for part in &manifest.parts {
+        let folder = part.check(folder).map_err(one)?;
+        check_one(&folder, &Manifest::read(&folder).map_err(one)?)?;
+    }
+    check_one(folder, &manifest)
+}
+
+fn check_one(folder: &Path, manifest: &Manifest) -> Result<(), Vec<ImageError>> {
+    let (mut errors, mut named) = (Vec::new(), BTreeSet::new());
+    let all = || manifest.files.iter();
+    let damaged =
+        |name: &str, what| ImageError::Damaged { path: folder.join(name), offset: 0, what };
+    for client in all().filter(|entry| is_of_client(&entry.name)) {
+        let path = folder.join(&client.name);
+        let places = match ImageFile::open(&path, Some(client)).map(|file| read_places(&file)) {
+            Ok(Ok(None)) => continue,
+            Ok(Ok(Some(saved))) => saved.places,
+            Ok(Err(_)) => {
+                errors.push(damaged(&client.name, "what it tells of its places is nonsense"));
+                continue;
+            }
+            Err(error) => {
+                errors.push(error);
+                continue;
+            }
+        };
+        for (at, place) in places.iter().enumerate() {
+            if *place.file != place_file(&client.name, at) {
+                errors.push(damaged(&client.name, "it names another's file for a place"));
+            } else if !all().any(|entry| *entry == place.entry()) {
+                errors.push(damaged(&place.file, "it is not the file that its client names"));
+            }
+            named.insert(place.file.to_string());
+        }
+    }
+    let nobodys = all().filter(|entry| is_of_place(&entry.name) && !named.contains(&entry.name));
+    errors.extend(nobodys.map(|entry| damaged(&entry.name, "no client names it for a place")));
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// Returns whether a file's name is that of a client's devices.
+fn is_of_client(name: &str) -> bool {
+    name.starts_with(GPU) && name.ends_with(KIMG) && !is_of_place(name)
 }
 
 #[cfg(test)]
@@ -170,6 +226,53 @@ mod tests {
         let (path, file) = written("short", &section[..40]);
         assert!(matches!(read_places(&file), Err(StateError::Damaged(_))));
         fs::remove_file(path).unwrap();
+    }
+
+    /// An image whose client has two places, and its manifest.
+    fn image(name: &str) -> (PathBuf, Manifest) {
+        let folder = std::env::temp_dir().join(format!("kplaces-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, section: &[u8]| {
+            let writer = ImageWriter::create(&folder.join(name)).unwrap();
+            writer.section(PLACES_SECTION, section).unwrap();
+            writer.finish().unwrap()
+        };
+        let mut saved = sample();
+        let mut places = saved.places.into_inner();
+        let files: Vec<FileEntry> =
+            places.iter().map(|place| write(&place.file, &[1; 100])).collect();
+        for (place, entry) in places.iter_mut().zip(&files) {
+            (place.bytes, place.checksum) = (entry.bytes, entry.checksum);
+        }
+        saved.places = List::new(places).unwrap();
+        let mut section = Vec::new();
+        kedge_wire::encode(&saved, &mut section);
+        let mut manifest = Manifest::new("j".into(), Vec::new(), 0);
+        manifest.files.push(write("gpu-77.kimg", &section));
+        manifest.files.extend(files);
+        (folder, manifest)
+    }
+
+    #[test]
+    fn places_are_the_image_s_own() {
+        let (folder, whole) = image("own");
+        check_one(&folder, &whole).unwrap();
+        let told = |manifest: &Manifest| {
+            let errors = check_one(&folder, manifest).unwrap_err();
+            errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        };
+        let mut other = whole.clone();
+        other.files[2].checksum += 1;
+        let said = told(&other);
+        assert!(said.contains("gpu-77-place-1.kimg") && said.contains("client names"), "{said}");
+        let mut missing = whole.clone();
+        missing.files.pop();
+        assert!(told(&missing).contains("gpu-77-place-1.kimg"));
+        let mut nobodys = whole.clone();
+        nobodys.files.remove(0);
+        assert_eq!(told(&nobodys).matches("no client names it").count(), 2);
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -288,7 +288,7 @@ impl Serving {
             }
             (Order::Hold { image, file }, _) => {
                 let capture = captured.as_ref().ok_or("nothing was captured")?;
-                let nearby = capture.nearby().ok_or("its devices are on another host")?;
+                let nearby = capture.nearby()?;
                 let keeper = self.keeper.as_ref().ok_or("nobody holds anything here")?;
                 let holding = nearby.hold().map_err(|error| error.to_string())?;
                 let image = PathBuf::from(image.into_inner());

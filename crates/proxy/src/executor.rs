@@ -113,8 +113,8 @@ pub(crate) trait Captured: Send {
     /// Writes it to the new file `path`.
     fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError>;
 
-    /// What it can do on this host; `None` where its devices are on another.
-    fn nearby(&self) -> Option<&dyn Nearby>;
+    /// Returns what it can do on this host; or why it cannot.
+    fn nearby(&self) -> Result<&dyn Nearby, &'static str>;
 }
 
 /// What has no meaning on another host: descriptors of devices' memory.

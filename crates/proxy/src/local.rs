@@ -204,8 +204,8 @@ impl Captured for Taken {
         self.write_by(ImageWriter::create(path)?.cached(), codec)
     }
 
-    fn nearby(&self) -> Option<&dyn Nearby> {
-        Some(self)
+    fn nearby(&self) -> Result<&dyn Nearby, &'static str> {
+        Ok(self)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reading back an image that was just written, before anything is done that relies on it.
 
 use crate::control::Progress;
+use kedge_gpu_image::check_places;
 use kedge_image::{ImageError, ReadFrom};
 use kedge_process::EngineError;
 use std::path::Path;
@@ -37,6 +38,7 @@ pub(crate) fn read_back(
     let mut told = |done| tell(Progress::Verifying { image: folder.to_owned(), done, bytes });
     told(0);
     let verified = kedge_image::verify_written(folder, threads, &mut told);
+    let verified = verified.and_then(|good| check_places(folder).map(|()| good));
     let verified = verified.map_err(|errors| {
         let more = errors.len().saturating_sub(1);
         let none = || ImageError::NoImage { path: folder.to_owned() };

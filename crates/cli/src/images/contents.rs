@@ -5,6 +5,7 @@ use super::name;
 use crate::Failure;
 use crate::output::{self, PLAIN, Table};
 use crate::size::Size;
+use kedge_gpu_image::is_of_place;
 use kedge_image::layout::Kind;
 use kedge_image::{Codec, ImageFile, Manifest};
 use serde::Serialize;
@@ -50,7 +51,7 @@ const ALL: &str = "in all";
 
 impl Inside {
     pub(super) fn of(image: &Path, manifest: &Manifest) -> Result<Inside, Failure> {
-        let mut inside = Inside::default();
+        let (mut inside, mut places) = (Inside::default(), Vec::new());
         for entry in &manifest.files {
             let empty =
                 Contents { name: entry.name.clone(), bytes: entry.bytes, ..Contents::default() };
@@ -63,7 +64,18 @@ impl Inside {
             inside.files.push(empty.with(&file));
             if kedge_supervisor::is_of_devices(&entry.name) {
                 let bad = |why| Failure::new(format!("{}: {why}", path.display()));
-                inside.devices.push(Devices::of(&file).map_err(bad)?);
+                let devices = Devices::of(&file).map_err(bad)?;
+                match is_of_place(&entry.name) {
+                    true => places.push(devices),
+                    false => inside.devices.push(devices),
+                }
+            }
+        }
+        for place in places {
+            match inside.devices.iter_mut().find(|client| client.is_of(&place)) {
+                Some(client) => client.add_place(&place),
+                // Whoever looks at a damaged image sees what there is.
+                None => inside.devices.push(place),
             }
         }
         Ok(inside)

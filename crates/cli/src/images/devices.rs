@@ -44,6 +44,19 @@ impl Devices {
         })
     }
 
+    /// Returns whether both are of one process.
+    pub(super) fn is_of(&self, other: &Devices) -> bool {
+        self.pid == other.pid
+    }
+
+    /// Adds what one of its places has, whose devices are among its own.
+    pub(super) fn add_place(&mut self, place: &Devices) {
+        place.add_to(&mut self.memory);
+        for (what, count) in &place.made {
+            *self.made.entry(what).or_default() += count;
+        }
+    }
+
     /// Adds its memory to that of others.
     pub(super) fn add_to(&self, sums: &mut Vec<Memory>) {
         for memory in &self.memory {

@@ -7,6 +7,7 @@ use crate::output::{self, BAD, GOOD, styled};
 use crate::progress::{Progress, Speed};
 use crate::size::Size;
 use clap::Args;
+use kedge_gpu_image::check_places;
 use kedge_image::{ImageError, Manifest, State, Verified, catalogue};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -96,6 +97,7 @@ fn verify(image: PathBuf, shown: &Progress, events: &Events) -> Report {
         shown.show(&format!("reading {name}: {}…", speed.of(done, Some(all))));
     };
     let verified = kedge_image::verify_telling(&image, threads, &mut tell);
+    let verified = verified.and_then(|good| check_places(&image).map(|()| good));
     let (verified, errors) = match verified {
         Ok(verified) => (verified, Vec::new()),
         Err(errors) => (Verified::default(), errors.iter().map(damage).collect()),

@@ -166,8 +166,8 @@ impl Captured for CapturedPlaces {
         Ok(Stored { entry, beside, builds, drained })
     }
 
-    fn nearby(&self) -> Option<&dyn Nearby> {
-        None
+    fn nearby(&self) -> Result<&dyn Nearby, &'static str> {
+        Err("its devices are of several places")
     }
 }
 

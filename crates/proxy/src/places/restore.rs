@@ -17,7 +17,7 @@ use crate::remote::restore::{self as far, Gone};
 use crate::restore::{Here, RestoreError, fill_arena};
 use kedge_control::gpu::{self, GpuSpec};
 use kedge_control::joblog::JobLog;
-use kedge_cuda_types::arena::Windows;
+use kedge_cuda_types::arena::{MAX_DEVICES, Windows};
 use kedge_gpu_image::{SavedPlaces, SavedProxy, SavedStep, place_file};
 use kedge_image::Layers;
 use kedge_protocol::{Call, CtxId, DeviceChoice, Message, Post, StreamId};
@@ -198,16 +198,18 @@ fn homes(gpu: &GpuSpec, saved: &SavedPlaces) -> Result<Vec<gpu::Place>, RestoreE
 /// Returns all devices of one place that a client sees which has seen so many.
 fn all_of(spec: &GpuSpec, count: usize, choice: &DeviceChoice) -> Result<gpu::Place, RestoreError> {
     let there = match spec {
-        GpuSpec::Soft { devices, .. } => *devices as usize,
-        GpuSpec::Local { ordinals: list } | GpuSpec::Remote { devices: list, .. }
-            if !list.is_empty() =>
-        {
-            list.len()
+        GpuSpec::Soft { devices, .. } => Some(*devices as usize),
+        GpuSpec::Local { ordinals: list } | GpuSpec::Remote { devices: list, .. } => {
+            (!list.is_empty()).then_some(list.len())
         }
-        // As many as are wanted: whoever has fewer says so.
-        _ => count,
+        GpuSpec::Several(_) => None,
     };
-    let (positions, _) = chosen(there, choice)?;
+    // Of a place that has not said how many it has, as many as are wanted: whoever has fewer, or
+    // not that one, says so.
+    let (mut positions, _) = chosen(there.unwrap_or(MAX_DEVICES as usize), choice)?;
+    if there.is_none() {
+        positions.truncate(count);
+    }
     Ok(gpu::Place {
         spec: spec.clone(),
         windows: (0..).take(positions.len()).collect(),
@@ -312,6 +314,10 @@ mod tests {
         let homes = told("a/4,soft,b/7", &saved).unwrap();
         assert_eq!(homes, ["b:7531/7 [0] [0]", "a:7531/4 [0] [1]"]);
         assert_eq!(told("soft:3", &saved).unwrap(), ["soft:3 [2] [0]", "soft:3 [0] [1]"]);
+        // All of a server, which has not said how many they are.
+        assert_eq!(told("a", &saved).unwrap(), ["a:7531 [2] [0]", "a:7531 [0] [1]"]);
+        let cut = seen(&[&[0], &[1]], 2, Some("1,0,7"));
+        assert_eq!(told("a", &cut).unwrap(), ["a:7531 [1] [0]", "a:7531 [0] [1]"]);
     }
 
     #[test]

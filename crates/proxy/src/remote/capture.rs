@@ -70,8 +70,8 @@ impl Captured for FarCapture {
         Ok(Stored { entry, beside: Vec::new(), builds, drained })
     }
 
-    fn nearby(&self) -> Option<&dyn Nearby> {
-        None
+    fn nearby(&self) -> Result<&dyn Nearby, &'static str> {
+        Err("its devices are on another host")
     }
 }
 
