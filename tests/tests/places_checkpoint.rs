@@ -251,9 +251,21 @@ fn lines_that_are_cut_lose_no_image() {
 }
 
 fn recovers(place: &back::Place, gpu: &str, mib: &str) -> back::Job {
+    back::Job::start(recovering(place, gpu, mib))
+}
+
+fn recovering(place: &back::Place, gpu: &str, mib: &str) -> Command {
     let (program, steps) = (place.program.display().to_string(), back::STEPS.to_string());
     let run = ["run", "--gpu", gpu, "--job", "j", "--recover=99", "--", &program, &steps, "10"];
-    back::Job::start(place.kedge(&[&run[..], &[mib]].concat()))
+    place.kedge(&[&run[..], &[mib]].concat())
+}
+
+/// How many images of a place's are finished.
+fn finished(place: &back::Place) -> usize {
+    let output = place.output(&["images", "--json"]);
+    let images: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let images = images.as_array().expect("a list");
+    images.iter().filter(|image| image["state"] == "finished").count()
 }
 
 /// Whoever is lost, and whenever: the image is whole or none, and the job goes back to one that is.
@@ -262,27 +274,37 @@ fn whoever_is_lost_while_an_image_is_made_loses_no_other() {
     let servers = servers();
     let [a, b] = servers.each_ref().map(|server| &server.address);
     let place = back::Place::of("gpu_round", "plcwhen", User::Same).expect("the test's own user");
-    let mut job = recovers(&place, &format!("{a}/0,{b}/0,soft"), "24");
+    let hold = place.world.0.join("hold");
+    std::fs::create_dir(&hold).expect("mine");
+    let mut run = recovering(&place, &format!("{a}/0,{b}/0,soft"), "24");
+    run.env("KEDGE_HOLD_CHECKPOINT", &hold);
+    let mut job = back::Job::start(run);
     job.read_to(5);
     place.checkpoint();
-    let mut failed = 0;
-    for ms in [0, 20, 60, 120] {
+    let mut images = 1;
+    for phase in ["resting", "captured", "written"] {
         for who in 0..3 {
             place.goes_back(&mut job, |job| {
+                std::fs::write(hold.join(phase), "").expect("room");
+                let held = hold.join(format!("{phase}.held"));
                 std::thread::scope(|scope| {
                     let image = scope.spawn(|| place.output(&["checkpoint", "j"]));
-                    std::thread::sleep(Duration::from_millis(ms));
+                    wait_for("the checkpoint does not come so far", || held.exists());
                     match servers.get(who) {
                         Some(server) => send("KILL", &children(server.pid())),
                         None => job.kill_the_proxy(),
                     }
+                    // A near end is about to hear that a far one is lost.
+                    wait_for("its proxy does not end", || place.proxies().is_empty());
+                    std::fs::remove_file(held).expect("it is there");
                     let image = image.join().expect("kedge checkpoint has an end");
-                    failed += u32::from(!image.status.success());
+                    assert!(phase == "written" || !image.status.success(), "{phase}: {image:?}");
                 });
             });
+            images += usize::from(phase == "written");
+            assert_eq!(finished(&place), images, "{phase}; {}", place.log());
         }
     }
-    assert!(failed > 0, "nobody was lost in time");
     place.ends_well(job);
     assert!(servers.iter().all(|server| children(server.pid()).is_empty()));
 }

@@ -8,6 +8,7 @@ use crate::joint::{Builds, ConductError, Joint, Launches, Meeting};
 use crate::keeper::At;
 use crate::launcher::LAUNCHER;
 use crate::moving::MoveError;
+use crate::phases;
 use crate::policy::{NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
@@ -372,6 +373,7 @@ impl Checkpointer {
         session.iter().zip(others).try_for_each(|(held, others)| held.settle(others))?;
         let preparing = proxy::Order::Prepare { track, full };
         let quiet = self.proxies.quiesce_after(patience, &preparing, || begun.catch_up())?;
+        phases::checkpointed("resting");
         let roots = self.roots.without(&quiet.proxies);
         let lent = sharing::bind(&quiet.clients)?;
         let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
@@ -386,6 +388,7 @@ impl Checkpointer {
         let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
         // The devices have stood still until here.
         drop(quiet);
+        phases::checkpointed("captured");
         if clients > 0 {
             self.log.note(&format!(
                 "the devices of {clients} processes came to rest within {ms:.1} ms ({tries} tries)"

@@ -22,6 +22,7 @@ mod moving;
 mod owner;
 mod pace;
 mod parts;
+mod phases;
 pub mod policy;
 mod postscript;
 mod program;

@@ -1,6 +1,7 @@
 //! What proxies have captured, and the files of an image that they write it to.
 
 use super::{LIMIT, refused};
+use crate::phases;
 use crate::quiesce::Resting;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
@@ -59,6 +60,7 @@ impl Captures {
                     files.extend(written);
                     build |= builds;
                 }
+                phases::checkpointed("written");
                 Ok((files, build))
             })
         })?;

@@ -17,8 +17,7 @@ use owner::Owner;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use thiserror::Error;
 use together::Together;
 
@@ -134,24 +133,6 @@ impl Checkpointer {
         }
         if let Some(devices) = self.devices().as_mut() {
             devices.gpu = gpu;
-        }
-    }
-}
-
-/// A variable for tests: `PHASE:FILE`. When a move first comes to that phase, FILE is made, and it
-/// goes on once that is gone.
-const HOLD: &str = "KEDGE_HOLD_MOVE";
-
-/// A move has come so far.
-fn phase(name: &str) {
-    let Some(hold) = std::env::var(HOLD).ok() else { return };
-    let Some(file) = hold.strip_prefix(name).and_then(|rest| rest.strip_prefix(':')) else {
-        return;
-    };
-    static HELD: AtomicBool = AtomicBool::new(false);
-    if !HELD.swap(true, Ordering::SeqCst) && std::fs::write(file, name).is_ok() {
-        while Path::new(file).exists() {
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The move of one client.
 
+use super::MoveError;
 use super::owner::Owner;
-use super::{MoveError, phase};
 use crate::checkpoint::Checkpointer;
+use crate::phases;
 use crate::proxies::{Launch, Proxy, ProxyId};
 use crate::quiesce::Quiet;
 use crate::recover::Recovery;
@@ -161,7 +162,7 @@ impl<'a> Move<'a> {
         let given = proxy.control.give(&order, &[ring.as_fd(), arena.as_fd(), far.as_fd()]);
         let recovery = self.job.recovery.clone();
         self.target = Some(Target { recovery, proxy, process, kept: false });
-        phase("started");
+        phases::moved("started");
         given.map_err(|source| MoveError::Arriving { pid, source })
     }
 

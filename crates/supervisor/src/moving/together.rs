@@ -5,8 +5,8 @@
 use super::MoveError;
 use super::one::{Move, Settled};
 use super::owner::Owner;
-use super::phase;
 use crate::checkpoint::Checkpointer;
+use crate::phases;
 use crate::proxies::{Launch, Proxy, ProxyId};
 use crate::quiesce::Quiet;
 use kedge_control::job::{Migrate, Moving, Settles};
@@ -159,7 +159,7 @@ impl<'a> Together<'a> {
                 last = None;
                 continue;
             };
-            phase("round");
+            phases::moved("round");
             if self.order.check {
                 return Ok(self.moves.len() as u32);
             }
@@ -296,7 +296,7 @@ impl<'a> Together<'a> {
         self.each(|one| one.check_there(&quiet))?;
         self.all(&Order::Show { last: false }, Move::shown)?;
         drop(quiet);
-        phase("shown");
+        phases::moved("shown");
         // All of them at a time, by one line.
         let rate = self.order.rate.unwrap_or(0);
         let each = rate.div_ceil(self.moves.len() as u64);
@@ -342,7 +342,7 @@ impl<'a> Together<'a> {
         self.hand_over(&mut quiet)?;
         self.moves.iter_mut().for_each(Move::depart);
         self.moves.iter_mut().for_each(Move::departed);
-        phase("departed");
+        phases::moved("departed");
         self.moves.iter_mut().for_each(Move::begin);
         let settled: Vec<Result<Settled, MoveError>> =
             self.moves.iter_mut().map(Move::begun).collect();
@@ -372,7 +372,7 @@ impl<'a> Together<'a> {
     /// What is left crosses while the clients wait, if the new proxies can take it.
     fn last_round(&mut self) -> Result<bool, MoveError> {
         self.all(&Order::Show { last: true }, Move::shown)?;
-        phase("paused");
+        phases::moved("paused");
         let fits = self.all(&Order::Cross { rate: 0 }, Move::crossed)?;
         if fits.iter().all(Option::is_some) {
             return Ok(true);
@@ -399,7 +399,7 @@ impl<'a> Together<'a> {
     /// connects from now on.
     fn hand_over(&mut self, quiet: &mut Quiet<'_>) -> Result<(), MoveError> {
         self.each(Move::arrived)?;
-        phase("crossed");
+        phases::moved("crossed");
         self.each(Move::is_still_there)?;
         let what = "write down who has the clients";
         self.owner.write().map_err(|source| MoveError::System { what, source })?;
@@ -408,7 +408,7 @@ impl<'a> Together<'a> {
             one.has_moved(quiet);
         }
         self.job.proxies.launch_by(self.launch.clone());
-        phase("owned");
+        phases::moved("owned");
         Ok(())
     }
 }
