@@ -22,7 +22,12 @@ struct Steps {
 impl Steps {
     fn start(world: &World, gpu: &str, name: &str) -> Steps {
         let program = host("gpu_sum.cu", "gpu_sum", &["-O1", "-arch=sm_80"]).display().to_string();
-        let run = ["run", "--gpu", gpu, "--job", name, "--", &program, "0", "1000000", "20"];
+        Steps::of(world, gpu, name, &[&program, "0", "1000000", "20"])
+    }
+
+    /// Another program that prints a line each step.
+    fn of(world: &World, gpu: &str, name: &str, program: &[&str]) -> Steps {
+        let run = [&["run", "--gpu", gpu, "--job", name, "--"], program].concat();
         let mut child = world.kedge(&run).stdout(Stdio::piped()).spawn().expect("kedge");
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut steps = Steps { child, lines };
@@ -60,6 +65,26 @@ fn served(options: &[&str]) -> Served {
 fn head(server: &Served, question: &str) -> String {
     let answer = server.ask(&format!("{question} HTTP/1.1\r\nHost: x\r\n\r\n"));
     answer.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Long kernels without end, of which many are posted ahead, do not keep another client's short
+/// ones from theirs; nor do those stop the long ones.
+#[test]
+fn sessions_on_one_device_take_turns() {
+    let world = World::new("turns");
+    let server = Served::start(&["--gpu", "soft"]);
+    let program = host("gpu_turns.cu", "gpu_turns", &["-O1", "-arch=sm_80"]).display().to_string();
+    let start = |name, numbers: [&str; 3]| {
+        let [rounds, ahead, times] = numbers;
+        Steps::of(&world, &server.address, name, &[&program, rounds, ahead, times])
+    };
+    let ahead = start("ahead", ["20000", "50", "1000000"]);
+    let mut long = start("long", ["100000", "2", "1000000"]);
+    let mut short = start("short", ["2000", "1", "300"]);
+    (1..300).for_each(|_| short.next());
+    assert!(short.child.wait().expect("kedge").success());
+    long.next();
+    drop(ahead);
 }
 
 #[test]
