@@ -21,6 +21,8 @@ pub struct Place {
     pub world: World,
     pub user: User,
     pub program: PathBuf,
+    /// Steps that its jobs make: [`STEPS`], unless a test wants fewer.
+    pub steps: u64,
 }
 
 impl Place {
@@ -43,7 +45,7 @@ impl Place {
         let program = world.0.join("bin").join(program);
         copy_program(&built, &program);
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mine");
-        Some(Place { world, user, program })
+        Some(Place { world, user, program, steps: STEPS })
     }
 
     pub fn mine(name: &str) -> Place {
@@ -64,7 +66,7 @@ impl Place {
 
     pub fn run(&self, options: &[&str]) -> Command {
         let program = self.program.display().to_string();
-        let steps = STEPS.to_string();
+        let steps = self.steps.to_string();
         // A process may have one slab of its own, one of another that has ended, and memory by
         // descriptor.
         let run = [&["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j"], options];
@@ -95,7 +97,7 @@ impl Place {
     /// Restarts the image and reads it to its end.
     pub fn goes_on(&self, image: &Path, nonce: &str) {
         let mut job = Job::spawn(self.restart(image, &[]), nonce);
-        job.read_to(STEPS);
+        job.read_to(self.steps);
         assert_eq!(job.end().code(), Some(7), "{}", self.log());
     }
 
@@ -129,7 +131,7 @@ impl Place {
 
     /// Reads a job to its end; then nothing runs, and its newest image is good.
     pub fn ends_well(&self, mut job: Job) {
-        job.read_to(STEPS);
+        job.read_to(self.steps);
         let nonce = job.nonce.clone();
         assert_eq!(job.end().code(), Some(7), "{}", self.log());
         self.nothing_runs();
@@ -204,7 +206,7 @@ impl Place {
         kill(job);
         while job.back.len() < times {
             job.read_to(job.step + 1);
-            assert!(job.step < STEPS - 50, "it does not go back; {}", self.log());
+            assert!(job.step < self.steps - 50, "it does not go back; {}", self.log());
         }
         job.read_to(job.step + 3);
     }

@@ -122,7 +122,7 @@ fn resident(server: &Served) -> u64 {
 fn memory_leaves_all_places_and_comes_back() {
     let servers = servers();
     let [a, b] = servers.each_ref().map(|server| &server.address);
-    let place = back::Place::of("gpu_round", "plcswap", User::Same).expect("the test's own user");
+    let place = rounds("plcswap");
     let mut job = recovers(&place, &format!("{a}/0,{b}/0,soft"), "64");
     job.read_to(5);
     send("STOP", &place.clients(&job));
@@ -144,7 +144,7 @@ fn memory_leaves_all_places_and_comes_back() {
     swap("out");
     let image = place.checkpoint();
     let nonce = job.nonce.clone();
-    job.read_to(back::STEPS);
+    job.read_to(place.steps);
     assert_eq!(job.end().code(), Some(7));
     place.goes_on(&image, &nonce);
 }
@@ -250,12 +250,19 @@ fn lines_that_are_cut_lose_no_image() {
     assert!(a.cuts() > 5 && b.cuts() > 5, "{} {}", a.cuts(), b.cuts());
 }
 
+/// Of a program whose steps take several devices.
+fn rounds(name: &str) -> back::Place {
+    let place = back::Place::of("gpu_round", name, User::Same).expect("the test's own user");
+    // A step crosses all places, and takes several times as long as one of a device's own.
+    back::Place { steps: 200, ..place }
+}
+
 fn recovers(place: &back::Place, gpu: &str, mib: &str) -> back::Job {
     back::Job::start(recovering(place, gpu, mib))
 }
 
 fn recovering(place: &back::Place, gpu: &str, mib: &str) -> Command {
-    let (program, steps) = (place.program.display().to_string(), back::STEPS.to_string());
+    let (program, steps) = (place.program.display().to_string(), place.steps.to_string());
     let run = ["run", "--gpu", gpu, "--job", "j", "--recover=99", "--", &program, &steps, "10"];
     place.kedge(&[&run[..], &[mib]].concat())
 }
@@ -273,7 +280,7 @@ fn finished(place: &back::Place) -> usize {
 fn whoever_is_lost_while_an_image_is_made_loses_no_other() {
     let servers = servers();
     let [a, b] = servers.each_ref().map(|server| &server.address);
-    let place = back::Place::of("gpu_round", "plcwhen", User::Same).expect("the test's own user");
+    let place = rounds("plcwhen");
     let hold = place.world.0.join("hold");
     std::fs::create_dir(&hold).expect("mine");
     let mut run = recovering(&place, &format!("{a}/0,{b}/0,soft"), "24");
@@ -399,7 +406,7 @@ fn a_job_goes_back_when_a_place_is_lost() {
     let servers = servers();
     let [a, b] = servers.each_ref().map(|server| &server.address);
     let gpu = format!("{a}/0,{b}/0,soft");
-    let place = back::Place::of("gpu_round", "plcback", User::Same).expect("the test's own user");
+    let place = rounds("plcback");
     let mut job = recovers(&place, &gpu, "0");
     job.read_to(10);
     place.checkpoint();
@@ -419,7 +426,7 @@ fn a_job_goes_back_when_a_place_is_lost() {
 fn a_proxy_that_was_ready_brings_places_back() {
     let servers = servers();
     let [a, b] = servers.each_ref().map(|server| &server.address);
-    let place = back::Place::of("gpu_round", "plcwarm", User::Same).expect("the test's own user");
+    let place = rounds("plcwarm");
     let mut job = recovers(&place, &format!("{a}/0,{b}/0"), "0");
     job.read_to(10);
     let (image, nonce) = (place.checkpoint(), job.nonce.clone());
