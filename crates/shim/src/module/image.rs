@@ -3,6 +3,7 @@
 //! CUDA passes an image as a bare pointer. Its length is found in its own headers, or, for PTX
 //! text, at its NUL.
 
+use super::sources::Sourced;
 use super::{peek, sources};
 use kedge_cuda_types::CuError;
 use kedge_protocol::ModuleImage;
@@ -79,15 +80,13 @@ impl Images {
             LINKED_MAGIC => unsafe { from_linked(addr) },
             magic => {
                 // SAFETY: as the caller promises.
-                let mut image = unsafe { measure(addr)? };
-                let mut unknown_cubin = false;
+                let image = unsafe { measure(addr)? };
                 if magic == ELF_MAGIC {
                     // SAFETY: `measure` found all of it.
-                    let fatbin = unsafe { with_source(&image)? };
-                    unknown_cubin = fatbin.is_none();
-                    image = fatbin.unwrap_or(image);
+                    let sourced = unsafe { with_source(&image)? };
+                    return Ok(Self::of_cubin(image, sourced));
                 }
-                Ok(Self { unknown_cubin, ..Self::one(image) })
+                Ok(Self::one(image))
             }
         }
     }
@@ -99,9 +98,21 @@ impl Images {
     /// One image of a known length.
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
         let is_cubin = bytes.starts_with(&ELF_MAGIC.to_le_bytes());
-        let fatbin = is_cubin.then(|| sources::with_source(&bytes)).flatten();
-        let unknown_cubin = is_cubin && fatbin.is_none();
-        Self { unknown_cubin, ..Self::one(Bytes::Owned(fatbin.unwrap_or(bytes).into())) }
+        let sourced = is_cubin.then(|| sources::with_source(&bytes)).flatten();
+        let image = Bytes::Owned(bytes.into());
+        if is_cubin { Self::of_cubin(image, sourced) } else { Self::one(image) }
+    }
+
+    /// A cubin, with the PTX that is known of it: as nvcc makes a program, where it was linked.
+    fn of_cubin(cubin: Bytes, sourced: Option<Sourced>) -> Self {
+        match sourced {
+            None => Self { unknown_cubin: true, ..Self::one(cubin) },
+            Some(Sourced::Fatbin(fatbin)) => Self::one(Bytes::Owned(fatbin.into())),
+            Some(Sourced::Parts(parts)) => {
+                let images = parts.into_iter().map(|part| Bytes::Owned(part.into())).collect();
+                Self { images, link: true, linked: Some(cubin), unknown_cubin: false }
+            }
+        }
     }
 
     /// All images of `parts`, to be linked into one module.
@@ -229,7 +240,7 @@ unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
 ///
 /// # Safety
 /// The image is where it was measured.
-unsafe fn with_source(image: &Bytes) -> Result<Option<Bytes>, CuError> {
+unsafe fn with_source(image: &Bytes) -> Result<Option<Sourced>, CuError> {
     let Bytes::Borrowed { addr, len } = *image else { return Ok(None) };
     if len > sources::MAX_CUBIN {
         return Ok(None);
@@ -237,7 +248,7 @@ unsafe fn with_source(image: &Bytes) -> Result<Option<Bytes>, CuError> {
     let mut cubin = vec![0; len as usize];
     // SAFETY: as the caller promises.
     unsafe { peek::bytes(addr, &mut cubin)? };
-    Ok(sources::with_source(&cubin).map(|fatbin| Bytes::Owned(fatbin.into())))
+    Ok(sources::with_source(&cubin))
 }
 
 /// Finds the length of a fatbin container, an ELF file or PTX text.
