@@ -247,7 +247,7 @@ fn defines_all(ptx: &[u8], names: &[&str]) -> bool {
 /// What goes on in a cubin's place.
 #[derive(Debug)]
 pub(super) enum Sourced {
-    /// A fatbin of it and of the PTX that it was made from, of which a device takes what it can run.
+    /// A fatbin of it and of the PTX that it was made from; a device takes what it can run.
     Fatbin(Vec<u8>),
     /// The PTX texts that it was linked of, to be linked where it does not run.
     Parts(Vec<Vec<u8>>),
