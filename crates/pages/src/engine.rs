@@ -1,5 +1,6 @@
 //! The engine's state, and how regions come and go.
 
+use crate::again::Again;
 use crate::ahead::ReadAhead;
 use crate::busy::Busy;
 use crate::out::Out;
@@ -18,6 +19,7 @@ pub struct Engine {
     pub(crate) classes: BTreeMap<Attach, Class>,
     pub(crate) busy: Busy,
     pub(crate) ahead: ReadAhead,
+    pub(crate) again: Again,
     /// Counts what has an order: launches, births.
     pub(crate) clock: u64,
     /// What is to be done as soon as nothing runs that may touch it.
@@ -51,6 +53,7 @@ impl Engine {
             classes: BTreeMap::new(),
             busy: Busy::default(),
             ahead: ReadAhead::new(read_ahead),
+            again: Again::default(),
             clock: 0,
             wishes: Vec::new(),
         }

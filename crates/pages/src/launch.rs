@@ -59,6 +59,7 @@ impl Engine {
 
     /// Closes all that the host has open in some classes, and sends what only it has.
     fn close(&mut self, classes: &[Attach], out: &mut Out) {
+        self.again.begin();
         let mut keys = BTreeSet::new();
         for attach in classes {
             if let Some(class) = self.classes.get_mut(attach) {
@@ -75,6 +76,10 @@ impl Engine {
             let Place::Node(home) = block.place else { continue };
             let open = std::mem::take(&mut block.readable);
             let written = std::mem::take(&mut block.writable);
+            block.closed(open);
+            if !block.again.is_empty() {
+                self.classes.entry(region.attach).or_default().again.insert(key);
+            }
             if !written.is_empty() {
                 region.born = 0;
             }

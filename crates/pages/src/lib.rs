@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+mod again;
 mod ahead;
 mod busy;
 mod copies;

@@ -113,6 +113,14 @@ impl Engine {
         }
     }
 
+    /// Notes a block of which some pages are expected to be touched again.
+    pub(crate) fn list_again(&mut self, key: Key) {
+        let Some(region) = self.regions.get(&key.0) else { return };
+        if region.blocks.get(key.1 as usize).is_some_and(|block| !block.again.is_empty()) {
+            self.classes.entry(region.attach).or_default().again.insert(key);
+        }
+    }
+
     pub(crate) fn block_mut(&mut self, key: Key) -> Option<&mut Block> {
         self.regions.get_mut(&key.0)?.blocks.get_mut(key.1 as usize)
     }

@@ -46,12 +46,17 @@ pub(crate) struct Block {
     pub(crate) stays: bool,
     /// The host has touched it while a kernel ran.
     pub(crate) contended: bool,
+    /// Open pages that the host has touched, and those read ahead for a walk.
+    pub(crate) touched: PageSet,
+    /// Pages that it is expected to touch again.
+    pub(crate) again: PageSet,
 }
 
 impl Block {
     pub(crate) fn new(place: Place) -> Block {
-        let (readable, writable) = (PageSet::EMPTY, PageSet::EMPTY);
-        Block { place, readable, writable, listed: false, stays: false, contended: false }
+        let [readable, writable, touched, again] = [PageSet::EMPTY; 4];
+        let [listed, stays, contended] = [false; 3];
+        Block { place, readable, writable, listed, stays, contended, touched, again }
     }
 }
 
@@ -123,6 +128,8 @@ pub(crate) struct Class {
     pub(crate) open: BTreeSet<Key>,
     /// Blocks by their place.
     pub(crate) homes: BTreeMap<Place, BTreeSet<Key>>,
+    /// Blocks of which some pages are expected to be touched again, and others that were.
+    pub(crate) again: BTreeSet<Key>,
     /// When work was last launched that may touch them.
     pub(crate) launched: u64,
 }

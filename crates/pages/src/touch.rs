@@ -36,6 +36,9 @@ impl Engine {
         if contended && self.host_is_seen() {
             self.share(page, &mut out);
         } else {
+            if self.is_again(page) {
+                self.fetch_again(page, attach, &mut out);
+            }
             let count = self.ahead.window(page, access, end - page);
             self.open(page..page + count, access, &mut out);
         }
@@ -107,7 +110,11 @@ impl Engine {
         let room = (page..end).take_while(is_alike).count() as u64;
         let mut out = Out::default();
         if room > 0 {
+            let key = (region.pages.start, region.index(page));
             let pages = page..page + self.ahead.window(page, access, room);
+            if let Some(block) = self.block_mut(key) {
+                block.touched = block.touched | offsets(&pages);
+            }
             let write = access == Access::Write;
             let to = if write { Protection::ReadWrite } else { Protection::Read };
             out.push(Action::Protect { pages, to });
@@ -163,6 +170,7 @@ impl Engine {
             let wanted = offsets(&part);
             let missing = wanted - block.readable;
             block.readable = block.readable | wanted;
+            block.touched = block.touched | wanted;
             let (to, change) = match access {
                 Access::Read => (Protection::Read, missing),
                 Access::Write => {
@@ -206,6 +214,8 @@ impl Engine {
         let open = block.readable & part_set;
         block.readable = block.readable - part_set;
         block.writable = block.writable - part_set;
+        block.closed(open);
+        self.list_again((start, index));
         for pages in runs(part.start, open) {
             out.push(Action::Protect { pages, to: Protection::None });
         }

@@ -368,3 +368,41 @@ fn a_prefetch_beyond_the_quota_moves_each_block_once() {
     let fetched = moved.iter().filter(|it| matches!(it, Action::Fetch { .. })).count();
     assert_eq!((sent, fetched), (2, 0));
 }
+
+/// One touch of a page that was touched before the last launch fetches others that were, unseen; of
+/// those, what has not been touched by the next launch is expected no longer.
+#[test]
+fn what_is_touched_again_is_fetched_together() {
+    let mut engine = Engine::new([(GPU, NodeConfig::default())], 1).expecting(100);
+    let (far, other) = (START + 3 * BLOCK, START + 100 * BLOCK);
+    engine.alloc(START..START + 10 * BLOCK, Attach::Global, GPU).unwrap();
+    engine.alloc(other..other + 9, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let fetched = |page: Pages| Action::Fetch { node: GPU, pages: page };
+    let shown = |at| Action::Protect { pages: page(at), to: Protection::Read };
+    for at in [START + 5, START + 9, far, other] {
+        let actions = touch(&mut engine, at, Access::Read);
+        assert_eq!(actions, [fetched(page(at)), shown(at)], "nothing is known as yet");
+    }
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let actions = touch(&mut engine, START + 5, Access::Read);
+    let together = [START + 9, far, other, START + 5].map(|at| fetched(page(at)));
+    assert_eq!(actions, [&together[..], &[shown(START + 5)]].concat());
+    // They are there, and only shown.
+    assert_eq!(touch(&mut engine, far, Access::Read), []);
+    assert_eq!(engine.reopen(far).unwrap(), [shown(far)]);
+    let write = Action::Protect { pages: page(other), to: Protection::ReadWrite };
+    assert_eq!(touch(&mut engine, other, Access::Write), [write]);
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let actions = touch(&mut engine, START + 5, Access::Read);
+    let together = [far, other, START + 5].map(|at| fetched(page(at)));
+    assert_eq!(actions, [&together[..], &[shown(START + 5)]].concat(), "one was for nothing");
+    // What comes before is fetched for itself.
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let actions = touch(&mut engine, START + 5, Access::Read);
+    assert_eq!(actions, [fetched(page(START + 5)), shown(START + 5)]);
+}

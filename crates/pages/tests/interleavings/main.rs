@@ -20,10 +20,11 @@ fn ops(most: usize) -> impl Strategy<Value = Vec<Op>> {
 fn setup() -> impl Strategy<Value = Setup> {
     let node = (any::<bool>(), any::<bool>(), prop::option::of(0u64..2500));
     let nodes = prop::collection::vec(node, 1..4);
-    (nodes, any::<bool>(), 0u32..8).prop_map(|(nodes, all_map, ahead)| {
+    let again = prop::sample::select(vec![0, 1, 7, 300]);
+    (nodes, any::<bool>(), 0u32..8, again).prop_map(|(nodes, all_map, ahead, again)| {
         // Most interesting are worlds where blocks may lie in host memory.
         let nodes = nodes.into_iter().map(|(maps, peers, quota)| (maps || all_map, peers, quota));
-        Setup { nodes: nodes.collect(), read_ahead: 1 << ahead }
+        Setup { nodes: nodes.collect(), read_ahead: 1 << ahead, again }
     })
 }
 

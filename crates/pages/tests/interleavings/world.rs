@@ -25,6 +25,8 @@ pub(crate) struct Setup {
     /// Whether each maps the host's memory, sees its peers', and has a quota.
     pub(crate) nodes: Vec<(bool, bool, Option<u64>)>,
     pub(crate) read_ahead: u64,
+    /// Pages that are fetched at once for being touched again.
+    pub(crate) again: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -70,7 +72,7 @@ impl World {
         let configs: BTreeMap<_, _> =
             ids.iter().copied().zip(setup.nodes.iter().map(config)).collect();
         World {
-            engine: Engine::new(configs.clone(), setup.read_ahead),
+            engine: Engine::new(configs.clone(), setup.read_ahead).expecting(setup.again),
             configs,
             host: HashMap::new(),
             view: HashMap::new(),
