@@ -235,6 +235,7 @@ impl Gone<'_> {
         let gone = Here { layers, saved, parts: None, config, host };
         let executor = gone.rebuild(built, socket, phases)?;
         line.agree(arenas(saved));
+        line.lent.remember(&saved.steps);
         if shared_in(saved) {
             line.something_is_shared();
             // What the objects' making has changed is looked for with what the next message
@@ -260,6 +261,7 @@ impl Gone<'_> {
             if shared_in(&saved) {
                 line.something_is_shared();
             }
+            line.lent.remember(&saved.steps);
             tell_host(&saved, host);
             Ok(Local::new(dispatcher, host.clone(), config.cache))
         })
@@ -415,7 +417,8 @@ impl FarEnd {
         if shares(&message) {
             self.line.something_is_shared();
         }
-        let works = self.line.work_begins(touches(&message));
+        self.line.lent.note(&message);
+        let works = self.line.work_begins(touches(&message, &self.line.lent));
         self.executor.execute(Incoming { seq, message, reply_to });
         if works {
             self.line.work_is_handed_over();

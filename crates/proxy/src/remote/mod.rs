@@ -21,9 +21,11 @@ mod stand_in;
 mod ticker;
 
 use kedge_cuda_types::arena;
+use kedge_device::Ranges;
 use kedge_gpu_image::{SavedProxy, SavedStep};
 use kedge_protocol::{Call, Message, Place, Post, Shape, StreamOp};
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Has this process keep memory that it frees, as far as the buffers of a session go: each megabyte
 /// that crosses takes several, and to have the kernel make them anew costs more than all else.
@@ -53,6 +55,52 @@ fn shared_in(saved: &SavedProxy) -> bool {
     })
 }
 
+/// The client's memory that devices see at addresses of their own arenas as well: blocks of managed
+/// memory.
+#[derive(Debug, Default)]
+struct Lent(Mutex<Ranges>);
+
+impl Lent {
+    /// A message is about to be carried out.
+    fn note(&self, message: &Message) {
+        match message {
+            Message::Call { call: Call::Alias { alias, size, .. } }
+                if Lent::on_devices(*alias, *size) =>
+            {
+                self.ranges().add(*alias, *size);
+            }
+            Message::Post { post: Post::Unalias { alias, size } }
+                if Lent::on_devices(*alias, *size) =>
+            {
+                self.ranges().cut(*alias, *size);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes note of what the record of a client shows that goes on from an image.
+    fn remember(&self, steps: &[SavedStep]) {
+        for step in steps {
+            if let SavedStep::Message { message, .. } = step {
+                self.note(message);
+            }
+        }
+    }
+
+    /// Whether a range begins where devices have memory; one that leaves the address space is none.
+    fn on_devices(addr: u64, size: u64) -> bool {
+        arena::device_of(addr).is_some() && addr.checked_add(size).is_some()
+    }
+
+    fn overlaps(&self, addr: u64, len: u64) -> bool {
+        self.ranges().overlap(addr, len)
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What a message may have devices read and write of memory that the client sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Touches {
@@ -67,7 +115,7 @@ enum Touches {
 
 /// Tells of a message. What the client has changed there by then crosses before it: later, it would
 /// cover what the devices write.
-fn touches(message: &Message) -> Touches {
+fn touches(message: &Message, lent: &Lent) -> Touches {
     let op = match message {
         Message::Post { post: Post::Enqueue { op, .. } } => op,
         // A module's managed variables lie in memory that both see.
@@ -98,7 +146,8 @@ fn touches(message: &Message) -> Touches {
         | StreamOp::MemFree { .. }
         | StreamOp::SetCondition { .. } => return Touches::Nothing,
     };
-    let part = |side: Option<(Place, Shape)>| side.map_or(Ok(None), |(at, shape)| part(at, shape));
+    let part =
+        |side: Option<(Place, Shape)>| side.map_or(Ok(None), |(at, shape)| part(at, shape, lent));
     match (part(reads), part(writes)) {
         (Ok(None), Ok(None)) => Touches::Nothing,
         (Ok(reads), Ok(writes)) => Touches::Parts { reads, writes },
@@ -114,10 +163,11 @@ fn line(addr: u64, bytes: u64) -> (Place, Shape) {
 struct Unknown;
 
 /// Returns which part of the memory that both see a side of a copy is, if any.
-fn part(place: Place, shape: Shape) -> Result<Option<Range<u64>>, Unknown> {
+fn part(place: Place, shape: Shape, lent: &Lent) -> Result<Option<Range<u64>>, Unknown> {
     let Place::Mapped { addr, pitch, slice } = place else { return Ok(None) };
     if arena::device_of(addr).is_some() {
-        return Ok(None);
+        let len = shape.reach(pitch, slice).unwrap_or(0);
+        return if lent.overlaps(addr, len) { Err(Unknown) } else { Ok(None) };
     }
     // Where the program has registered its own memory, a device sees it at another address.
     let start = addr.checked_sub(arena::SHARED_BASE).filter(|_| arena::is_shared(addr));
@@ -134,7 +184,33 @@ mod tests {
     use kedge_protocol::{Copy3d, StreamId};
 
     fn of(op: StreamOp) -> Touches {
-        touches(&Message::Post { post: Post::Enqueue { stream: StreamId(1), op } })
+        seen(op, &Lent::default())
+    }
+
+    fn seen(op: StreamOp, lent: &Lent) -> Touches {
+        touches(&Message::Post { post: Post::Enqueue { stream: StreamId(1), op } }, lent)
+    }
+
+    /// A block of managed memory that lies in host memory, for as long as it does.
+    #[test]
+    fn device_addresses_may_be_the_client_s_memory() {
+        let (alias, addr, size) = (arena::device_base(0) + (2 << 20), arena::SHARED_BASE, 8192);
+        let fill = |dst| {
+            let (pitch, value, element, width, height) = (0, 1, 4, 1024, 1);
+            StreamOp::Memset { dst, pitch, value, element, width, height }
+        };
+        let lent = Lent::default();
+        assert_eq!(seen(fill(alias), &lent), Touches::Nothing);
+        let call = Call::Alias { alias, addr, size };
+        let step = SavedStep::Message { result: 0, message: Message::Call { call } };
+        lent.remember(&[step]);
+        assert_eq!(seen(fill(alias), &lent), Touches::Anything);
+        assert_eq!(seen(fill(alias - 4), &lent), Touches::Anything);
+        assert_eq!(seen(fill(alias + size), &lent), Touches::Nothing);
+        lent.note(&Message::Post { post: Post::Unalias { alias, size: 4096 } });
+        assert_eq!(seen(fill(alias), &lent), Touches::Nothing);
+        assert_eq!(seen(fill(alias + 4096), &lent), Touches::Anything);
+        lent.note(&Message::Call { call: Call::Alias { alias, addr, size: u64::MAX } });
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What the far end of a session tells the near one.
 
-use super::Touches;
 use super::mirror::{Look, Mirror, Scope};
 use super::ticker::Ticker;
+use super::{Lent, Touches};
 use crate::outlet::Outlet;
 use kedge_cuda_types::CuError;
 use kedge_device::Backend;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Chunks of the client's memory that a copy asks for before the first has come.
 const AHEAD: usize = 16;
+/// What a part of it counts for at least, in bytes.
+const LEAST: u64 = 4096;
 
 /// The line to the near end. What is sent on it is in the order in which it came about: memory that
 /// devices have changed is told before whatever says that they are done.
@@ -27,6 +29,8 @@ pub(crate) struct Line {
     sending: Mutex<Sending<Sender>>,
     mirror: Mutex<Mirror>,
     work: Work,
+    /// What of the client devices see at addresses of theirs.
+    pub(super) lent: Lent,
     ticker: Arc<Ticker>,
     progress: Progress,
     reads: Reads,
@@ -153,9 +157,9 @@ impl Line {
     pub(crate) fn start(links: Arc<Links>, mirror: Mirror) -> io::Result<Arc<Line>> {
         let sender = Sender::new(links.clone(), Which::Line);
         let (sending, mirror) = (Mutex::new(Sending::new(sender)), Mutex::new(mirror));
-        let (work, ticker, reads, patches) = Default::default();
+        let (work, lent, ticker, reads, patches) = Default::default();
         let progress = Progress::new();
-        let line = Line { links, sending, mirror, work, ticker, progress, reads, patches };
+        let line = Line { links, sending, mirror, work, lent, ticker, progress, reads, patches };
         let line = Arc::new(line);
         let looks = line.clone();
         line.ticker
@@ -321,24 +325,44 @@ impl Line {
         })
     }
 
-    /// Has the near end read the client's memory, [`AHEAD`] chunks ahead of what has come: a line
-    /// is long, and asking anew for each chunk would wait for it each time.
+    /// Has the near end read the client's memory.
     pub(super) fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
         addr.checked_add(out.len() as u64).ok_or(CuError::INVALID_VALUE)?;
-        let mut asked = VecDeque::new();
-        let ask = |at: usize, len: usize| self.ask(addr + at as u64, len.min(CHUNK) as u32);
-        let (mut next, len, mut result) = (0, out.len(), Ok(()));
-        for (index, part) in out.chunks_mut(CHUNK).enumerate() {
-            while result.is_ok() && next < len && next < (index + AHEAD) * CHUNK {
-                match ask(next, len - next) {
+        let chunks = out.chunks_mut(CHUNK).enumerate();
+        self.read_all(chunks.map(|(index, part)| (addr + (index * CHUNK) as u64, part)).collect())
+    }
+
+    /// Has the near end read parts of the client's memory.
+    pub(super) fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        if parts.iter().any(|(_, part)| part.len() > CHUNK) {
+            return parts.iter_mut().try_for_each(|(addr, part)| self.read(*addr, part));
+        }
+        self.read_all(parts.iter_mut().map(|(addr, part)| (*addr, &mut **part)).collect())
+    }
+
+    /// Has the near end read parts, of [`CHUNK`] bytes at most, and [`AHEAD`] of them before the
+    /// first has come: a line is long, and asking anew for each would wait for it each time.
+    fn read_all(&self, parts: Vec<(u64, &mut [u8])>) -> Result<(), CuError> {
+        let all: Vec<(u64, u32)> =
+            parts.iter().map(|(addr, part)| (*addr, part.len() as u32)).collect();
+        let (mut asked, mut result, mut to_ask) = (VecDeque::new(), Ok(()), all.iter());
+        let (mut ahead, chunk) = (0, CHUNK as u64);
+        for (_, part) in parts {
+            while result.is_ok()
+                && ahead < AHEAD as u64 * chunk
+                && let Some((addr, len)) = to_ask.next()
+            {
+                match self.ask(*addr, *len) {
                     Ok(number) => asked.push_back(number),
                     Err(error) => result = Err(error),
                 }
-                next += CHUNK;
+                // What is short is not free.
+                ahead += u64::from(*len).max(LEAST);
             }
             // What was asked for is taken also where something else has failed.
             let Some(number) = asked.pop_front() else { break };
             let taken = self.take(number, part);
+            ahead = ahead.saturating_sub((part.len() as u64).max(LEAST));
             result = result.and(taken);
         }
         for number in asked {

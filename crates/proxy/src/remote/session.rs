@@ -7,7 +7,7 @@ use super::moving::ShownThere;
 use super::named::Named;
 use super::outlet::refusal;
 use super::ticker::Ticker;
-use super::{Touches, shares, stand_in, touches};
+use super::{Lent, Touches, shares, stand_in, touches};
 use crate::capture::CaptureError;
 use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Shares};
 use crate::host::ProxyHost;
@@ -164,6 +164,8 @@ pub(crate) struct Near {
     ordered: AtomicU32,
     /// What of the client the far end may reach.
     named: Mutex<Named>,
+    /// What of the client devices see at addresses of theirs.
+    lent: Lent,
     /// Contexts that are broken.
     broken: AtomicU32,
     /// Those of them that wait for a descriptor.
@@ -225,6 +227,7 @@ impl Session {
             asked: [const { AtomicBool::new(false) }; SLOTS],
             ordered: AtomicU32::new(restores.into()),
             named: Mutex::default(),
+            lent: Lent::default(),
             broken: AtomicU32::new(0),
             exports: [const { AtomicBool::new(false) }; SLOTS],
             socket,
@@ -268,6 +271,7 @@ impl Session {
     /// Takes note of what the record of a client names that goes on from an image.
     pub(crate) fn remember(&self, steps: &[SavedStep]) {
         locked(&self.near.named).remember(steps);
+        self.near.lent.remember(steps);
     }
 
     /// Waits for an answer.
@@ -302,8 +306,9 @@ impl Session {
         if shares(message) {
             self.near.shared.store(true, Ordering::SeqCst);
         }
+        self.near.lent.note(message);
         let touches = match self.near.shared.load(Ordering::SeqCst) {
-            true => touches(message),
+            true => touches(message, &self.near.lent),
             false => Touches::Nothing,
         };
         let works = touches == Touches::Anything;

@@ -28,6 +28,7 @@ fn near() -> (Arc<Near>, mpsc::Receiver<Answer>, mpsc::Sender<Answer>) {
         socket: server.socket().try_clone_to_owned().unwrap(),
         ordered: AtomicU32::new(0),
         named: Mutex::default(),
+        lent: Lent::default(),
         broken: AtomicU32::new(0),
     };
     let (answer, answers) = channel();

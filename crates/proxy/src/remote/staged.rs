@@ -141,6 +141,10 @@ impl PrivateMemory for FarMemory {
         Ok(())
     }
 
+    fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
+        self.line.read_parts(parts)
+    }
+
     fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
         self.line.write(addr, bytes)
     }
