@@ -3,6 +3,8 @@
 
 use kedge_tests::back::{BETWEEN, Job, Place, STEPS, wait_for};
 use kedge_tests::job::User;
+use kedge_tests::relay::Relay;
+use kedge_tests::server::Served;
 use kedge_tests::world::stderr;
 use kedge_tests::{Program, Target, Toolchain, root, run, run_interrupted};
 use std::fs;
@@ -56,6 +58,24 @@ fn so_they_do_when_they_are_checkpointed_and_restarted() {
     each(&names, |binary, program| run_interrupted(binary, program, &target));
 }
 
+/// Devices of another machine see none of the host's pages, whatever they are.
+#[test]
+fn so_they_do_on_a_server_over_a_line_that_is_cut() {
+    let server = Served::start(&["--gpu", "soft:2"]);
+    let relay = Relay::start(&server.address, 200_000);
+    let target = Target::Far(relay.address.clone());
+    each(&PROGRAMS, |binary, program| run(binary, program, &target));
+    assert!(relay.cuts() > 0);
+}
+
+#[test]
+fn so_they_do_when_they_are_checkpointed_and_restarted_on_a_server() {
+    let server = Served::start(&["--gpu", "soft:2"]);
+    let target = Target::Far(server.address.clone());
+    let names: Vec<&str> = PROGRAMS.into_iter().filter(|name| *name != SHORT).collect();
+    each(&names, |binary, program| run_interrupted(binary, program, &target));
+}
+
 /// A job whose memory is the host's and the devices' in turn.
 fn place(name: &str, user: User) -> Option<Place> {
     Place::of("gpu_managed", name, user)
@@ -92,6 +112,42 @@ fn devices_that_see_the_host_s_pages_take_it_over() {
     goes_on(&place, &[], &["--gpu", "soft"]);
 }
 
+/// From devices of this machine that are apart to those of servers, which all are, and back.
+#[test]
+fn so_do_servers_and_they_give_it_back() {
+    let (first, second) = (Served::start(&["--gpu", "soft"]), Served::start(&["--gpu", "soft"]));
+    let place = place("mafar", User::Same).expect("the test's own user");
+    let mut job = start(&place, &[]);
+    let nonce = job.nonce.clone();
+    for gpu in [&first.address, &second.address, "soft", &second.address, "soft"] {
+        job.read_to(job.step + 10);
+        let image = place.checkpoint();
+        job.read_to(job.step + 5);
+        job.kill();
+        job = Job::spawn(place.restart(&image, &["--gpu", gpu]), &nonce);
+        job.read_to(1);
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+}
+
+#[test]
+fn a_server_s_devices_have_it_in_their_memory() {
+    for (asked, pages) in [(None, unprivileged_faults() || may_trace()), (Some("shared"), false)] {
+        let server = Served::start(&["--gpu", "soft"]);
+        let place = place("mathere", User::Same).expect("the test's own user");
+        let program = place.program.display().to_string();
+        let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "20", BETWEEN];
+        let mut command = place.kedge(&run);
+        command.envs(asked.map(|how| ("KEDGE_MANAGED", how)));
+        let mut job = Job::start(command);
+        job.read_to(2);
+        assert_eq!(by_pages(&place, &job), pages, "{asked:?}");
+        job.read_to(20);
+        assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    }
+}
+
 #[test]
 fn jobs_go_back_to_what_is_held() {
     let place = place("mahold", User::Same).expect("the test's own user");
@@ -113,6 +169,15 @@ fn jobs_go_back_to_what_is_held() {
 /// managed memory is kept.
 const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
 
+/// Whether a job keeps managed memory by pages.
+fn by_pages(place: &Place, job: &Job) -> bool {
+    let pages = |pid: &u32| {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("a job's process");
+        maps.contains("kedge-managed")
+    };
+    place.clients(job).iter().any(pages)
+}
+
 /// How a job on such a device keeps its managed memory: by pages or not, and what its log says.
 fn kept(name: &str, user: User, asked: Option<&str>) -> Option<(bool, usize)> {
     let place = Place::of("gpu_managed", name, user)?;
@@ -123,11 +188,7 @@ fn kept(name: &str, user: User, asked: Option<&str>) -> Option<(bool, usize)> {
     command.envs(asked.map(|how| ("KEDGE_MANAGED", how)));
     let mut job = Job::start(command);
     job.read_to(2);
-    let pages = |pid: &u32| {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("a job's process");
-        maps.contains("kedge-managed")
-    };
-    let pages = place.clients(&job).iter().any(pages);
+    let pages = by_pages(&place, &job);
     job.read_to(20);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
     Some((pages, place.count("managed memory is the host's")))

@@ -34,10 +34,10 @@ fn programs_use_more_than_the_device_has() {
     assert_eq!(place.count("managed memory"), 0, "{}", place.log());
 }
 
-/// Its host memory is a mirror of the program's, so nothing goes to and fro by pages.
+/// What a server's devices have no room for is a mirror of the program's: it is right, and slow.
 #[test]
-fn a_server_s_devices_keep_it_in_host_memory() {
-    let server = Served::start(&["--gpu", "soft:apart"]);
+fn so_they_do_on_a_server() {
+    let server = Served::start(&["--gpu", "soft", "--soft-memory", "16M"]);
     let place = place("pafar", User::Same).expect("the test's own user");
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "12", "0", "16"];

@@ -4,6 +4,7 @@
 
 use kedge_cuda_types::attribute::{self as a, name};
 use kedge_protocol::DeviceInfo;
+use kedge_transport::ATTRIBUTE_FAR;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -36,6 +37,7 @@ const TELLS_OF_SPEED_OR_PLACE: &[u32] = &[
     a::GPU_DIRECT_RDMA_WRITES_ORDERING,
     a::LOCALITY_DOMAIN_COUNT,
     a::LOCALITY_DOMAIN_MULTIPROCESSOR_COUNT,
+    ATTRIBUTE_FAR,
 ];
 /// What may only shrink: the program has laid its data out by them.
 const MAY_NOT_GROW: &[u32] = &[

@@ -42,6 +42,9 @@ pub use spin::processors_to_spare;
 /// places it is. Devices of different places do not reach each other's memory. Without it all are
 /// of one.
 pub const ATTRIBUTE_PLACE: u32 = 0x6b65_0001;
+/// Likewise: 1 where the device is on another machine, so that to ask takes a line's round trip.
+/// Without it the device is on this one.
+pub const ATTRIBUTE_FAR: u32 = 0x6b65_0002;
 
 /// A client and a server in one process, without arenas: for tests and benchmarks.
 pub fn pair() -> std::io::Result<(Client, Server)> {

@@ -33,7 +33,7 @@ use kedge_remote::{
     ToFar, ToNear, read_one, write_one,
 };
 use kedge_socket::{Channel, SocketError};
-use kedge_transport::{ConnectError, Incoming, ReplyTo};
+use kedge_transport::{ATTRIBUTE_FAR, ConnectError, Incoming, ReplyTo};
 use kedge_wire::{List, Text};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -121,9 +121,9 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
             return Err(FarError::NoDevice(error.to_string()));
         }
     };
-    // Their host memory is a mirror of the client's: pages do not go to and fro between the two.
-    let near = |device| DeviceInfo { apart: false, ..device };
-    let devices = account.devices(built.devices()).into_iter().map(near).collect::<Vec<_>>();
+    let soft = matches!(options.backend.gpu, GpuSpec::Soft { .. });
+    let say = |device| as_told(device, soft);
+    let devices = account.devices(built.devices()).into_iter().map(say).collect::<Vec<_>>();
     let devices = List::new(devices).unwrap_or_default();
     let driver_version = built.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };
@@ -168,6 +168,16 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     }
     let gpu = options.backend.gpu.to_string();
     FarEnd { executor, line, staged, frames, images, gpu, arena: own_arena }.run()
+}
+
+/// Returns what a client on another machine is told of a device. Software devices have managed
+/// memory in their own, and the client moves pages: what both ends see has to be compared. GPUs
+/// have it in what both see, as the host memory behind their addresses would be a mirror.
+fn as_told(device: DeviceInfo, soft: bool) -> DeviceInfo {
+    let mut attributes = device.attributes.into_inner();
+    attributes.push((ATTRIBUTE_FAR, 1));
+    let attributes = List::new(attributes).unwrap_or_default();
+    DeviceInfo { apart: soft, attributes, ..device }
 }
 
 /// Answers a job's questions to NVML until its end of `line` is closed.

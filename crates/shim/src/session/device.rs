@@ -2,7 +2,7 @@
 
 use kedge_cuda_types::attribute::{CONCURRENT_MANAGED_ACCESS, DIRECT_MANAGED_MEM_ACCESS_FROM_HOST};
 use kedge_protocol::DeviceInfo;
-use kedge_transport::ATTRIBUTE_PLACE;
+use kedge_transport::{ATTRIBUTE_FAR, ATTRIBUTE_PLACE};
 
 /// Attribute numbers beyond this are unknown to CUDA 13.
 const MAX_ATTRIBUTE: u32 = 1024;
@@ -23,14 +23,17 @@ pub(crate) struct Device {
     pub(crate) takes_pages: bool,
     /// Where it is: see [`ATTRIBUTE_PLACE`].
     place: i32,
+    /// It is on another machine.
+    pub(crate) far: bool,
     attributes: Vec<Option<i32>>,
 }
 
 impl Device {
     /// `pages`: whether managed memory is kept by pages where the device leaves that to the client.
     pub(crate) fn new(info: DeviceInfo, pages: &impl Fn() -> bool) -> Self {
-        let place = info.attributes.iter().find(|(id, _)| *id == ATTRIBUTE_PLACE);
-        let place = place.map_or(0, |(_, place)| *place);
+        let own = |wanted| info.attributes.iter().find(|(id, _)| *id == wanted);
+        let own = |wanted| own(wanted).map_or(0, |(_, value)| *value);
+        let (place, far) = (own(ATTRIBUTE_PLACE), own(ATTRIBUTE_FAR) != 0);
         let mut attributes = Vec::new();
         for &(attribute, value) in info.attributes.iter().filter(|(a, _)| *a < MAX_ATTRIBUTE) {
             let index = attribute as usize;
@@ -56,6 +59,7 @@ impl Device {
             pages,
             takes_pages: info.apart,
             place,
+            far,
             attributes,
         }
     }

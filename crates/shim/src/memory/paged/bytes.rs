@@ -42,8 +42,11 @@ pub(super) struct Moves {
 
 impl Moves {
     pub(super) fn copy(&mut self, view: &View, state: &mut State, pages: &Pages, way: Way) {
+        let far = is_far();
         for (addr, bytes, here) in state.bytes_of(pages).into_iter().flat_map(|it| view.parts(it)) {
-            if way == Way::There && bytes <= MAX_INLINE_COPY as u64 {
+            if way == Way::There && far {
+                self.take_along(view, state, Scattered { src: here, dst: addr, bytes });
+            } else if way == Way::There && bytes <= MAX_INLINE_COPY as u64 {
                 self.scatter(view, state, Scattered { src: here, dst: addr, bytes });
             } else {
                 self.send_pieces(view, state);
@@ -81,6 +84,18 @@ impl Moves {
             if self.scattered == AT_ONCE {
                 self.finish(view, state);
             }
+        }
+    }
+
+    /// Posts bytes with themselves: to have a device on another machine ask for them would take
+    /// round trips.
+    fn take_along(&mut self, view: &View, state: &mut State, all: Scattered) {
+        for at in (0..all.bytes).step_by(MAX_INLINE_COPY) {
+            let bytes = (all.bytes - at).min(MAX_INLINE_COPY as u64);
+            let piece = Scattered { src: all.src + at, dst: all.dst + at, bytes };
+            let again = copy(piece.dst, piece.src, bytes, Way::There);
+            let sent = inline(piece, view).unwrap_or_else(|| again.clone());
+            self.post(state, sent, again);
         }
     }
 
@@ -186,6 +201,11 @@ impl State {
         self.mover = Some((ctx, stream));
         Ok(stream)
     }
+}
+
+/// Whether the devices are on another machine.
+fn is_far() -> bool {
+    session::get().is_ok_and(|session| session.devices.iter().any(|device| device.far))
 }
 
 /// Whether an error sticks to a context, so that nothing runs in it any more.

@@ -83,7 +83,7 @@ pub(super) fn is_wanted() -> Result<bool, CuError> {
     let number = current()?.device;
     let device = session::get()?.device(number as i32)?;
     if device.takes_pages && !device.pages {
-        wanted::tell_why_not();
+        wanted::tell_why_not(device.far);
     }
     Ok(device.pages && wanted::works(number)?)
 }
@@ -246,8 +246,12 @@ impl Paged {
         let peers: BTreeSet<NodeId> = nodes.iter().copied().collect();
         // How much there is, is found out when it matters.
         let config = NodeConfig { quota: Some(0), maps_host: true, peers };
+        let nodes = nodes.into_iter().map(|id| (id, config.clone()));
+        // A fetch from another machine takes a round trip, however much it brings.
+        let far = session.devices.iter().any(|device| device.far);
+        let again = if far { READ_AHEAD } else { 0 };
         let state = State {
-            engine: Engine::new(nodes.into_iter().map(|id| (id, config.clone())), READ_AHEAD),
+            engine: Engine::new(nodes, READ_AHEAD).expecting(again),
             regions: BTreeMap::new(),
             mover: None,
             functions: BTreeMap::new(),
@@ -342,6 +346,8 @@ impl Paged {
         }
         marks.busy(false);
         let refused = self.do_all(state, &actions);
+        // What was fetched and is not shown as yet is saved as the host's until it is shown or
+        // closed, which is too much and not wrong.
         for action in &actions {
             if let Action::Protect { pages, to } = action {
                 marks.own(pages, *to == Protection::ReadWrite);

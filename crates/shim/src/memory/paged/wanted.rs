@@ -63,19 +63,22 @@ pub(super) fn works(device: u32) -> Result<bool, CuError> {
 }
 
 /// Managed memory is not kept by pages on a device that would take it: the log says why, once,
-/// unless the program has asked for that.
-pub(super) fn tell_why_not() {
+/// unless the program has asked for that. `far`: the device is on another machine.
+pub(super) fn tell_why_not(far: bool) {
     static TOLD: OnceLock<()> = OnceLock::new();
-    const SHARED: &str = "managed memory is the host's, and kernels reach it over the bus";
+    let shared = match far {
+        false => "managed memory is the host's, and kernels reach it over the bus",
+        true => "managed memory is the host's, and each launch compares all of it",
+    };
     TOLD.get_or_init(|| match wanted() {
         Wanted::Shared => {}
         Wanted::SharedForWantOfRights => log::line(&format!(
-            "{SHARED}: with CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1 it lies on the device \
+            "{shared}: with CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1 it lies on the device \
              that uses it; {VARIABLE}=pages has it there all the same, and system calls on pages \
              that are on the device fail with EFAULT"
         )),
         Wanted::Pages => {
-            log::line(&format!("{SHARED}: the proxy cannot reach this process's memory here"))
+            log::line(&format!("{shared}: the proxy cannot reach this process's memory here"))
         }
     });
 }
