@@ -23,6 +23,9 @@ const FORKED: u32 = 3;
 /// Of parts that build on parts of another image, which whoever knows no such would look for beside
 /// them.
 const PARTED: u32 = 4;
+/// Of images with processes that filter their system calls, which whoever knows no such would bring
+/// back without.
+const FILTERED: u32 = 5;
 /// Longest manifest that is read.
 const MAX_BYTES: u64 = 64 << 20;
 /// Most images of one job in a folder.
@@ -92,6 +95,9 @@ pub struct Manifest {
     /// Files of processes refer to memory that the files of others store.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forked: bool,
+    /// Processes filter their system calls.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub filtered: bool,
     /// How the job was run, in words that are its supervisor's affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<serde_json::Value>,
@@ -169,6 +175,7 @@ impl Manifest {
             devices: None,
             parent: None,
             forked: false,
+            filtered: false,
             settings: None,
             identity: 0,
         }
@@ -179,12 +186,10 @@ impl Manifest {
         let (path, new) = (folder.join(NAME), folder.join(NEW));
         let ahead = self.files.iter().any(|file| crate::chain::is_ahead(&file.name));
         let parted = self.parent.as_ref().is_some_and(|parent| parent.whole.is_some());
-        self.version = match (parted, self.forked, ahead) {
-            (true, ..) => PARTED,
-            (false, true, _) => FORKED,
-            (false, false, true) => AHEAD,
-            (false, false, false) => VERSION,
-        };
+        let versions =
+            [(self.filtered, FILTERED), (parted, PARTED), (self.forked, FORKED), (ahead, AHEAD)];
+        let needed = versions.into_iter().find(|(is, _)| *is);
+        self.version = needed.map_or(VERSION, |(_, version)| version);
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
         text.push(b'\n');
@@ -252,8 +257,8 @@ impl Manifest {
         }
         let mut manifest: Manifest =
             serde_json::from_slice(body).map_err(|_| damaged("not a manifest's JSON"))?;
-        if !(VERSION..=PARTED).contains(&manifest.version) {
-            let (found, known) = (manifest.version, PARTED);
+        if !(VERSION..=FILTERED).contains(&manifest.version) {
+            let (found, known) = (manifest.version, FILTERED);
             return Err(ImageError::Newer { path: path.to_owned(), found, known });
         }
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');
