@@ -3,6 +3,7 @@
 use crate::EngineError;
 use crate::aio::Context;
 use crate::attributes::Attributes;
+use crate::filters::{self, program::Filter};
 use crate::huge;
 use crate::maps::{MAX_MAPPINGS, TOP};
 use crate::stop::STOPPING;
@@ -105,6 +106,9 @@ pub(crate) struct ProcessState {
     pub(crate) aio: Vec<Context>,
     /// Ranges of its memory that fault (MADV_GUARD_INSTALL).
     pub(crate) guards: Vec<(u64, u64)>,
+    /// The filters of system calls that its threads have; none in older images.
+    #[serde(default)]
+    pub(crate) filters: Vec<Filter>,
     /// The leader first.
     pub(crate) threads: Vec<ThreadState>,
 }
@@ -235,10 +239,13 @@ pub(crate) struct ThreadState {
     pub(crate) io_priority: i32,
     /// The processors that it may run on, a bit each.
     pub(crate) affinity: Vec<u64>,
+    /// Its filters of system calls, the oldest first: indices into its process's.
+    #[serde(default)]
+    pub(crate) filters: Vec<usize>,
 }
 
 /// Bytes, written as hexadecimal digits.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Hex(pub(crate) Vec<u8>);
 
 impl Serialize for Hex {
@@ -327,6 +334,8 @@ impl ProcessState {
         let stops = self.stop_signal == 0 || STOPPING.contains(&self.stop_signal);
         require(stops, "a signal that stops nobody")?;
         self.check_contexts()?;
+        let chains: Vec<&[usize]> = self.threads.iter().map(|it| &it.filters[..]).collect();
+        check_filters(&self.filters, &chains)?;
         self.guards.iter().try_for_each(|guard| self.check_guard(*guard))
     }
 
@@ -351,6 +360,15 @@ impl ProcessState {
         let inside = saved.is_some_and(|saved| end <= saved.end);
         require(pages && inside, "a guard outside of the mappings")
     }
+}
+
+/// Whether these can be a process's filters, and those of its threads by their indices.
+fn check_filters(all: &[Filter], threads: &[&[usize]]) -> Result<(), EngineError> {
+    require(all.iter().all(Filter::is_possible), "no filter of system calls")?;
+    let known = |chain: &&[usize]| {
+        chain.len() <= filters::MOST && chain.iter().all(|index| *index < all.len())
+    };
+    require(threads.iter().all(known), "a thread with filters that are none")
 }
 
 impl ThreadState {
@@ -436,5 +454,18 @@ mod tests {
             Saved { backing: Backing::Kernel { name: "[x]".into(), checksum: 0 }, ..good },
         ];
         assert!(bad.iter().all(|saved| saved.check(0).is_err()));
+    }
+
+    #[test]
+    fn filters_are_checked() {
+        let allow = Filter { program: Hex(vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f]), log: false };
+        let torn = Filter { program: Hex(vec![6, 0, 0]), log: false };
+        let check = |filter: &Filter, chain: &[usize]| {
+            check_filters(std::slice::from_ref(filter), &[&[], chain]).is_ok()
+        };
+        assert!(check(&allow, &[0, 0]) && check(&allow, &[]) && check_filters(&[], &[&[]]).is_ok());
+        assert!(!check(&allow, &[1]), "no such filter");
+        assert!(!check(&allow, &[0; filters::MOST + 1]), "too many");
+        assert!(!check(&torn, &[0]), "no program");
     }
 }

@@ -1,8 +1,9 @@
 //! ptrace and its companions, typed.
 
 use crate::EngineError;
+use crate::filters::program::{Filter, INSTRUCTION};
 use crate::reap;
-use crate::state::ThreadState;
+use crate::state::{Hex, ThreadState};
 use libc::{c_long, c_void, pid_t};
 use std::cell::RefCell;
 use std::fs::File;
@@ -17,6 +18,12 @@ const PEEKSIGINFO: u32 = 0x4209;
 const GETSIGMASK: u32 = 0x420a;
 const SETSIGMASK: u32 = 0x420b;
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+const SECCOMP_GET_FILTER: u32 = 0x420c;
+const SECCOMP_GET_METADATA: u32 = 0x420d;
+/// The option that has a traced thread make its calls unfiltered.
+pub(crate) const SUSPEND_FILTERS: i32 = 1 << 21;
+/// Set in a filter's metadata where what it does is logged.
+const FILTER_LOGS: u64 = 1 << 1;
 /// The register set that XSAVE writes.
 const NT_X86_XSTATE: usize = 0x202;
 /// Longest such set that is read: AMX's is 11 KiB.
@@ -328,6 +335,58 @@ pub(crate) fn rseq_configuration(pid: pid_t) -> Result<(u64, u32, u32), EngineEr
         unsafe { libc::ptrace(GET_RSEQ_CONFIGURATION, pid, size_of::<Rseq>(), &raw mut rseq) };
     checked(pid, "read its rseq registration", result)?;
     Ok((rseq.address, rseq.length, rseq.signature))
+}
+
+/// Returns how many instructions a thread's filter has, counted from the oldest one; `None` if it
+/// has no such filter.
+fn filter_length(tid: pid_t, index: usize) -> Result<Option<usize>, EngineError> {
+    // SAFETY: without a place to store to, the kernel only counts.
+    let length = unsafe { libc::ptrace(SECCOMP_GET_FILTER, tid, index, 0usize) };
+    match checked(tid, "read its filters of system calls", length) {
+        Ok(()) => Ok(Some(length as usize)),
+        // It has fewer, or none.
+        Err(EngineError::System { source, .. })
+            if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether a stopped thread filters its system calls. Of whom this process may not ask,
+/// it does not tell.
+pub(crate) fn is_filtered(tid: pid_t) -> bool {
+    filter_length(tid, 0).is_ok_and(|length| length.is_some())
+}
+
+/// Returns whether this process may read the filters of a stopped thread that has none.
+pub(crate) fn may_read_filters(tid: pid_t) -> bool {
+    matches!(filter_length(tid, 0), Ok(None))
+}
+
+/// Returns a filter of a stopped thread, counted from the oldest one; `None` behind its last one.
+pub(crate) fn filter(tid: pid_t, index: usize) -> Result<Option<Filter>, EngineError> {
+    /// struct seccomp_metadata.
+    #[repr(C)]
+    struct Metadata {
+        index: u64,
+        flags: u64,
+    }
+    let what = "read its filters of system calls";
+    let Some(length) = filter_length(tid, index)? else { return Ok(None) };
+    let mut program = vec![0u8; length * INSTRUCTION];
+    // SAFETY: a filter does not change, so the kernel stores as many instructions as it counted;
+    // nobody else can remove it, as the thread is stopped.
+    let stored = unsafe { libc::ptrace(SECCOMP_GET_FILTER, tid, index, program.as_mut_ptr()) };
+    checked(tid, what, stored)?;
+    let mut metadata = Metadata { index: index as u64, flags: 0 };
+    // SAFETY: the kernel reads and stores at most as many bytes as the address argument says.
+    let read = unsafe {
+        libc::ptrace(SECCOMP_GET_METADATA, tid, size_of::<Metadata>(), &raw mut metadata)
+    };
+    checked(tid, what, read)?;
+    Ok(Some(Filter { program: Hex(program), log: metadata.flags & FILTER_LOGS != 0 }))
 }
 
 /// The robust list that a thread has registered: head and length.

@@ -1,8 +1,9 @@
 //! A traced thread that is stopped, and the system calls that it is made to do.
 
+use crate::filters::program::Filter;
 use crate::home::Row;
 use crate::sys::{self, Registers, Stop};
-use crate::{EngineError, reap};
+use crate::{EngineError, filters, reap};
 use libc::pid_t;
 use std::cell::RefCell;
 use std::io;
@@ -157,6 +158,8 @@ pub struct Thread {
     away: bool,
     /// A SIGSTOP that arrived while it was away, which cannot be blocked.
     stopped: bool,
+    /// It filters its system calls, which is suspended while it is made to make some.
+    filtered: bool,
     /// What has its process be a subreaper again, which it is to make before it is home.
     owed: Option<Owed>,
     /// What the last call has made.
@@ -202,12 +205,14 @@ impl Thread {
         }
         let mask = sys::signal_mask(pid)?;
         sys::set_registers(pid, &home)?;
-        Ok(Thread::at_home(pid, home, mask))
+        let mut thread = Thread::at_home(pid, home, mask);
+        thread.filtered = sys::is_filtered(pid) && filters::are_saved();
+        Ok(thread)
     }
 
     fn at_home(pid: pid_t, home: Registers, mask: u64) -> Thread {
-        let (away, stopped, ended) = (false, false, false);
-        Thread { pid, home, mask, away, stopped, owed: None, made: None, ended }
+        let (away, stopped, filtered, ended) = (false, false, false, false);
+        Thread { pid, home, mask, away, stopped, filtered, owed: None, made: None, ended }
     }
 
     pub fn pid(&self) -> pid_t {
@@ -302,6 +307,9 @@ impl Thread {
         sys::set_registers(self.pid, &registers)?;
         // The mask last: the way home brings it back, but home itself does not.
         sys::set_signal_mask(self.pid, !(1 << (row.quiet - 1)))?;
+        if self.filtered {
+            self.suspend_filters()?;
+        }
         self.away = true;
         self.go_on()
     }
@@ -340,8 +348,20 @@ impl Thread {
     pub(crate) fn trace_clones(&self) -> Result<(), EngineError> {
         // One that is never to go on by itself ends with its tracer.
         let frozen = if self.ended { libc::PTRACE_O_EXITKILL } else { 0 };
-        let options = (CALLING | frozen) as usize;
+        let suspended = if self.filtered { sys::SUSPEND_FILTERS } else { 0 };
+        let options = (CALLING | frozen | suspended) as usize;
         sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "trace its clones")
+    }
+
+    /// From here on its calls are not filtered while it is traced.
+    pub(crate) fn suspend_filters(&mut self) -> Result<(), EngineError> {
+        self.filtered = true;
+        self.trace_clones()
+    }
+
+    /// Returns its filters of system calls, the oldest first.
+    pub(crate) fn filters(&self) -> Result<Vec<Filter>, EngineError> {
+        if self.filtered { filters::of(self.pid) } else { Ok(Vec::new()) }
     }
 
     /// From here on it runs what it is told, undisturbed.
@@ -377,7 +397,9 @@ impl Thread {
     /// A thread that is stopped already, and that is never to go on by itself.
     pub(crate) fn frozen(pid: pid_t) -> Result<Thread, EngineError> {
         let (home, mask) = (sys::registers(pid)?, sys::signal_mask(pid)?);
-        Ok(Thread::at_home(pid, home, mask).never_alone())
+        let mut thread = Thread::at_home(pid, home, mask).never_alone();
+        thread.filtered = sys::is_filtered(pid) && filters::are_saved();
+        Ok(thread)
     }
 
     /// Notes whom it has made, at which it has stopped.
@@ -485,6 +507,11 @@ impl Drop for Thread {
             return;
         }
         let _ = self.go_home();
+        if self.filtered
+            && let Some(registers) = not_resumed(self)
+        {
+            let _ = sys::set_registers(self.pid, &registers);
+        }
         if sys::request(libc::PTRACE_DETACH, self.pid, 0, "let it go").is_err() {
             // What is not stopped any more was killed.
             reap::is_ending(self.pid);
@@ -507,11 +534,38 @@ fn begin_again(pid: pid_t, registers: &mut Registers) {
     }
 }
 
+/// Returns the registers with which a thread that is let go makes no restart_syscall(2), if it
+/// would and its filters do not let that be: the program never makes it itself. A sleep begins from
+/// its start.
+fn not_resumed(thread: &Thread) -> Option<Registers> {
+    let home = thread.home;
+    // Where a handler is about to run, the kernel ends the call with EINTR.
+    if (home.orig_rax as i64) < 0 || home.rax as i64 != RESUMED || handler_waits(thread.pid) {
+        return None;
+    }
+    let arguments = [home.rdi, home.rsi, home.rdx, home.r10, home.r8, home.r9];
+    let mut instruction = [0; 2];
+    let is_native = sys::read(thread.pid, home.rip - 2, &mut instruction)
+        .is_ok_and(|count| count == 2 && instruction == SYSCALL);
+    let allows =
+        |filter: Filter| is_native && filter.allows(libc::SYS_restart_syscall, arguments, home.rip);
+    // Those that cannot be saved as well: the thread goes on, whatever becomes of the checkpoint.
+    let mut filters =
+        (0..=filters::MOST).map_while(|at| sys::filter(thread.pid, at).ok().flatten());
+    if filters.all(allows) { None } else { Some(begun_anew(thread)) }
+}
+
+/// The instruction by which programs of 64 bits call the kernel.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// -ERESTART_RESTARTBLOCK: how the kernel notes a call that it resumes by restart_syscall(2).
+const RESUMED: i64 = -516;
+
 /// The registers with which a stopped thread can go on elsewhere: there the kernel knows nothing of
 /// a call that was interrupted here, so it begins anew.
 pub(crate) fn begun_anew(thread: &Thread) -> Registers {
     /// -ERESTARTSYS, -ERESTARTNOINTR, -ERESTARTNOHAND, -ERESTART_RESTARTBLOCK.
-    const RESTART: [i64; 4] = [-512, -513, -514, -516];
+    const RESTART: [i64; 4] = [-512, -513, -514, RESUMED];
     let mut registers = thread.home;
     let number = registers.orig_rax as i64;
     if number >= 0 && RESTART.contains(&(registers.rax as i64)) {
@@ -555,12 +609,20 @@ fn signal_waits(pid: pid_t) -> bool {
     signals.waiting & signals.acting != 0
 }
 
+/// Whether a signal waits for which the thread would run a handler.
+fn handler_waits(pid: pid_t) -> bool {
+    let signals = Signals::of(pid);
+    signals.waiting & signals.caught != 0
+}
+
 /// A thread's signals, a bit each.
 struct Signals {
     /// Pending and not blocked.
     waiting: u64,
     /// Those that would do something.
     acting: u64,
+    /// Those that have a handler.
+    caught: u64,
 }
 
 impl Signals {
@@ -570,7 +632,7 @@ impl Signals {
         const IDLE: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
         let idle = IDLE.iter().fold(0u64, |all, signal| all | 1 << (signal - 1));
         let Ok(status) = crate::proc::text(pid, "status") else {
-            return Signals { waiting: u64::MAX, acting: u64::MAX };
+            return Signals { waiting: u64::MAX, acting: u64::MAX, caught: u64::MAX };
         };
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
@@ -579,6 +641,7 @@ impl Signals {
         Signals {
             waiting: (field("SigPnd:") | field("ShdPnd:")) & !field("SigBlk:"),
             acting: field("SigCgt:") | !(field("SigIgn:") | idle),
+            caught: field("SigCgt:"),
         }
     }
 }

@@ -326,8 +326,10 @@ impl Captured {
     ) -> Result<Manifest, EngineError> {
         let builds = self.held.iter().any(Held::builds_on_another)
             || self.shared.iter().any(HeldObject::builds_on_another);
+        let filtered = self.held.iter().any(|held| !held.state.filters.is_empty());
         let (files, settled, forked) = self.write_memory()?;
         manifest.forked = forked;
+        manifest.filtered = filtered;
         for object in std::mem::take(&mut self.shared) {
             object.finish(&self.objects_file, self.options.codec)?;
         }

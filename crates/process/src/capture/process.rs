@@ -11,6 +11,7 @@ use super::queries::{self, Scratch, ThreadAnswers};
 use super::told::{Told, ToldThread};
 use super::{Ahead, Options, guards, undo};
 use crate::aio;
+use crate::filters::program::Filter;
 use crate::freeze::beside;
 use crate::home::{self, Ways};
 use crate::huge;
@@ -26,6 +27,8 @@ use crate::track::{Session, Shared, Tracker};
 use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
 use libc::pid_t;
+use std::collections::HashMap;
+use std::iter;
 use std::rc::Rc;
 
 /// What the capture of all processes has in common.
@@ -264,17 +267,42 @@ fn ask_live(
     state.posix_timers.iter_mut().zip(times).for_each(|(timer, time)| timer.time = time);
     let mut places = Places::among(process.pid, mappings);
     let rseq = rseq::of(main, ways, &mut places)?;
-    state.threads.push(describe_thread(main, told()?, answers, rseq)?);
-    for thread in others {
+    let mut described = vec![describe_thread(main, told()?, answers, rseq)?];
+    for thread in &mut *others {
         let answers = scratch.ask_thread(thread)?;
         let rseq = rseq::of(thread, ways, &mut places)?;
-        state.threads.push(describe_thread(thread, told()?, answers, rseq)?);
+        described.push(describe_thread(thread, told()?, answers, rseq)?);
     }
+    state.filters = note_filters(&mut described, iter::once(&*main).chain(&*others))?;
+    state.threads = described;
     if let Some(status) = process.first_ended {
-        let first = ended(process.pid, status, ways.outside(), &state.threads[0])?;
+        let mut first = ended(process.pid, status, ways.outside(), &state.threads[0])?;
+        let may_end = |index: &usize| state.filters[*index].allows(libc::SYS_exit, [0; 6], 0);
+        // As the others do, which share them then; but none that would not let it end.
+        if !first.filters.iter().all(may_end) {
+            first.filters.clear();
+        }
         state.threads.insert(0, first);
     }
     Ok(())
+}
+
+/// Gives each of `described` its thread's filters: as indices into those of the process, which are
+/// returned, each once.
+fn note_filters<'a>(
+    described: &mut [ThreadState],
+    threads: impl Iterator<Item = &'a Thread>,
+) -> Result<Vec<Filter>, EngineError> {
+    let mut all = HashMap::new();
+    for (saved, thread) in described.iter_mut().zip(threads) {
+        for filter in thread.filters()? {
+            let next = all.len();
+            saved.filters.push(*all.entry(filter).or_insert(next));
+        }
+    }
+    let mut all: Vec<(Filter, usize)> = all.into_iter().collect();
+    all.sort_by_key(|(_, index)| *index);
+    Ok(all.into_iter().map(|(filter, _)| filter).collect())
 }
 
 /// A first thread that has ended before the others, as one that is about to make the call at
@@ -332,5 +360,6 @@ fn describe_thread(
         policy,
         io_priority,
         affinity,
+        filters: Vec::new(),
     })
 }

@@ -180,6 +180,7 @@ fn describe(
         mappings: Vec::new(),
         aio: Vec::new(),
         guards: Vec::new(),
+        filters: Vec::new(),
         threads: Vec::new(),
     })
 }

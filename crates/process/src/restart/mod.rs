@@ -3,6 +3,7 @@
 
 mod aio;
 mod files;
+mod filters;
 mod forked;
 mod identity;
 mod init;

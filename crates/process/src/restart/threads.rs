@@ -1,8 +1,8 @@
 //! Rebuilding the threads of a process, and what they have each for itself.
 
 use super::kernel::Detour;
-use super::namespaces;
 use super::tree::{Made, clone_arguments};
+use super::{filters, namespaces};
 use crate::inject::{Batch, Parasite, UnderWay};
 use crate::state::{Hex, ProcessState, ThreadState};
 use crate::sys::{self, REGISTERS, SIGINFO};
@@ -44,6 +44,7 @@ pub(super) fn begin(state: &ProcessState, made: Made) -> Result<Begun, EngineErr
         let arguments = clone_arguments(FLAGS as u64, 0, thread.tid, parasite.data());
         others.push(parasite.clone_into(&mut leader, &arguments)?);
     }
+    filters::give(state, &mut leader, &mut others, parasite)?;
     for (thread, saved) in others.iter_mut().zip(&state.threads[1..]) {
         let mut batch = parasite.batch(thread);
         set_thread(&mut batch, saved)?;

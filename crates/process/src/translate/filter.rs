@@ -1,5 +1,6 @@
 //! The filter that hands calls with addresses to the job's init.
 
+use crate::filters::program::Filter;
 use crate::inject::Parasite;
 use crate::{EngineError, Thread};
 use rustix::fd::OwnedFd;
@@ -42,9 +43,11 @@ fn program() -> Vec<Instruction> {
     program
 }
 
+/// Bytes of struct sock_fprog.
+const HEAD: u64 = 16;
+
 /// struct sock_fprog, and the instructions behind it, for a process that has them at `at`.
 fn bytes(program: &[Instruction], at: u64) -> Vec<u8> {
-    const HEAD: u64 = 16;
     let mut bytes = (program.len() as u64).to_ne_bytes().to_vec();
     bytes.extend((at + HEAD).to_ne_bytes());
     for (code, yes, no, value) in program {
@@ -53,6 +56,11 @@ fn bytes(program: &[Instruction], at: u64) -> Vec<u8> {
         bytes.extend(value.to_ne_bytes());
     }
     bytes
+}
+
+/// Returns whether a filter is the one that [`install`] gives processes.
+pub(crate) fn is_filter(filter: &Filter) -> bool {
+    bytes(&program(), 0)[HEAD as usize..] == filter.program.0
 }
 
 /// Gives a process that is being rebuilt the filter; returns where its calls are heard. It has the

@@ -10,7 +10,7 @@
 mod answer;
 mod filter;
 
-pub(crate) use filter::install;
+pub(crate) use filter::{install, is_filter};
 
 use crate::EngineError;
 use answer::answer;

@@ -7,15 +7,21 @@
 //! gets those of his parent: a process of the job that has no more of them than this one has the
 //! same. They need not be saved, for whoever restarts the job there has them too; what they do to
 //! the calls is tried in a child.
+//!
+//! Where this process has none and is root, it can suspend the filters of the threads that it
+//! traces, read them, and give them to those that it makes anew: docs/design/0056-filters.md.
 
-use crate::{EngineError, proc, several, translate};
+pub(crate) mod program;
+
+use crate::{EngineError, Thread, proc, several, sys, translate};
 use libc::{c_long, pid_t};
+use program::Filter;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
-/// Refuses the processes `pids` if a thread of theirs filters its system calls by a filter that
-/// this process has not.
+/// Refuses the processes `pids` if a thread of theirs filters its system calls in a way that can be
+/// neither saved nor borne.
 ///
 /// # Errors
 ///
@@ -34,13 +40,17 @@ pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), Engine
     Ok(())
 }
 
+/// The most filters of a thread that are saved. Programs have a handful.
+pub(crate) const MOST: usize = 256;
+
 /// The filters of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filters {
     None,
-    /// So many; `None` where the kernel (before 5.9) does not count them, or where the thread may
-    /// only read, write and end (strict mode).
+    /// So many; `None` where the kernel (before 5.9) does not count them.
     Some(Option<u64>),
+    /// The thread may only read, write and end.
+    Strict,
 }
 
 /// The filters of this process.
@@ -49,6 +59,8 @@ struct Own {
     filters: Filters,
     /// Whether the calls that are injected harm no process that has these filters.
     spare: bool,
+    /// Whether this process may suspend the filters of others.
+    suspends: bool,
 }
 
 static OWN: OnceLock<Own> = OnceLock::new();
@@ -56,7 +68,40 @@ static OWN: OnceLock<Own> = OnceLock::new();
 fn own_filters() -> Own {
     let own = std::process::id() as pid_t;
     let filters = filters_of(own);
-    Own { filters, spare: filters == Filters::None || calls_are_spared() }
+    match filters {
+        Filters::None => Own { filters, spare: true, suspends: may_suspend() },
+        // Who is filtered may not, whatever his rights are.
+        _ => Own { filters, spare: calls_are_spared(), suspends: false },
+    }
+}
+
+/// Returns whether this process can suspend, read and bring back the filters of others.
+pub(crate) fn are_saved() -> bool {
+    OWN.get_or_init(own_filters).suspends
+}
+
+/// Returns the filters of a stopped thread that is traced by this one, the oldest first.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] for one that cannot be brought back.
+pub(crate) fn of(tid: pid_t) -> Result<Vec<Filter>, EngineError> {
+    let mut filters = Vec::new();
+    while let Some(filter) = sys::filter(tid, filters.len())? {
+        filters.push(filter);
+        if filters.len() > MOST {
+            return Err(EngineError::unsupported(tid, "has too many filters of its system calls"));
+        }
+    }
+    // It is given anew to those who need it, before they get their own.
+    if filters.first().is_some_and(translate::is_filter) {
+        filters.remove(0);
+    }
+    if filters.iter().any(Filter::may_notify) {
+        let what = "hands its system calls to another process (SECCOMP_RET_USER_NOTIF), which \
+                    kedge cannot save yet";
+        return Err(EngineError::unsupported(tid, what));
+    }
+    Ok(filters)
 }
 
 /// Whether this process has a filter, as those in a container do.
@@ -71,6 +116,12 @@ impl Own {
         let translating = u64::from(translate::is_on());
         let inherited = match (self.filters, filters) {
             (_, Filters::None) => return None,
+            (Filters::None, Filters::Some(count)) if self.suspends => {
+                return (count.unwrap_or(0) > MOST as u64).then_some(
+                    "has more than 256 filters of \
+                    its system calls (seccomp), which kedge does not save",
+                );
+            }
             (Filters::None, Filters::Some(Some(count))) => *count <= translating,
             (Filters::Some(Some(own)), Filters::Some(Some(count))) => *count <= own + translating,
             _ => false,
@@ -82,7 +133,13 @@ impl Own {
                  calls that a checkpoint makes in it; run the container with one that fails them, \
                  or with none (--security-opt seccomp=unconfined): docs/containers.md",
             ),
-            (false, _) => Some("filters its system calls (seccomp), which kedge cannot save yet"),
+            (false, _) if *filters == Filters::Strict => {
+                Some("is in seccomp's strict mode, which kedge cannot save yet")
+            }
+            (false, _) => Some(
+                "filters its system calls (seccomp), which kedge can save as root alone, and where \
+                 no filter is upon kedge itself",
+            ),
         }
     }
 }
@@ -98,7 +155,7 @@ fn filters_of(tid: pid_t) -> Filters {
             field(&status, b"Seccomp_filters:")
                 .and_then(|count| str::from_utf8(count).ok()?.parse().ok()),
         ),
-        Some(_) => Filters::Some(None),
+        Some(_) => Filters::Strict,
     }
 }
 
@@ -168,6 +225,37 @@ const INJECTED: [c_long; 53] = [
     libc::SYS_write,
 ];
 
+/// Whether the kernel lets this process suspend and read the filters of a child. It takes
+/// CAP_SYS_ADMIN, and not just in a user namespace of one's own.
+fn may_suspend() -> bool {
+    // SAFETY: the child makes system calls alone, whatever other threads hold.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: plain calls; no destructor runs.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    if child < 0 {
+        return false;
+    }
+    let may = Thread::stop(child).is_ok_and(|mut stopped| {
+        // Some kernels let anybody have it from the start, and refuse it later alone.
+        stopped.suspend_filters().is_ok() && sys::may_read_filters(child)
+    });
+    // SAFETY: it is this process's child and not yet waited for.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let mut status = 0;
+    // SAFETY: the kernel stores a number. Somebody else may have collected it (ECHILD).
+    while unsafe { libc::waitpid(child, &mut status, libc::__WALL) } != child
+        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+    may
+}
+
 /// Whether a child that makes those calls, with arguments of which none does anything, lives.
 fn calls_are_spared() -> bool {
     let Ok((mut lives, tells)) = io::pipe() else { return false };
@@ -214,10 +302,17 @@ mod tests {
 
     #[test]
     fn only_filters_that_this_process_has_not_are_refused() {
-        let own = |filters, spare| Own { filters, spare };
+        let own = |filters, spare| Own { filters, spare, suspends: false };
         let [none, one, two] = [Filters::None, Filters::Some(Some(1)), Filters::Some(Some(2))];
         let unknown = Filters::Some(None);
+        let root = || Own { suspends: true, ..own(none, true) };
         for (own, theirs, refused) in [
+            (root(), none, false),
+            (root(), two, false),
+            (root(), unknown, false),
+            (root(), Filters::Strict, true),
+            (root(), Filters::Some(Some(257)), true),
+            (own(Filters::Strict, true), Filters::Strict, true),
             (own(none, true), none, false),
             (own(none, true), one, true),
             (own(none, true), unknown, true),
