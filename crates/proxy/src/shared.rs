@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 const PAGE: u64 = 4096;
 /// The system bounds a process's mappings; a client gets a part of them.
-const MAX_ALIASES: usize = 16_384;
+pub(crate) const MAX_ALIASES: usize = 16_384;
 
 /// What one client shares with its devices.
 #[derive(Default)]

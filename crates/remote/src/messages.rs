@@ -6,7 +6,7 @@ use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.

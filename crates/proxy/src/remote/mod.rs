@@ -20,11 +20,13 @@ mod staged;
 mod stand_in;
 mod ticker;
 
+use crate::shared::MAX_ALIASES;
 use kedge_cuda_types::arena;
 use kedge_device::Ranges;
 use kedge_gpu_image::{SavedProxy, SavedStep};
 use kedge_protocol::{Call, Message, Place, Post, Shape, StreamOp};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Has this process keep memory that it frees, as far as the buffers of a session go: each megabyte
@@ -58,7 +60,11 @@ fn shared_in(saved: &SavedProxy) -> bool {
 /// The client's memory that devices see at addresses of their own arenas as well: blocks of managed
 /// memory.
 #[derive(Debug, Default)]
-struct Lent(Mutex<Ranges>);
+struct Lent {
+    ranges: Mutex<Ranges>,
+    /// There are too many to tell one from the other: any address may be such.
+    many: AtomicBool,
+}
 
 impl Lent {
     /// A message is about to be carried out.
@@ -67,7 +73,12 @@ impl Lent {
             Message::Call { call: Call::Alias { alias, size, .. } }
                 if Lent::on_devices(*alias, *size) =>
             {
-                self.ranges().add(*alias, *size);
+                // Whether it is refused is not known yet; so many are.
+                let mut ranges = self.ranges();
+                match ranges.count() < MAX_ALIASES {
+                    true => ranges.add(*alias, *size),
+                    false => self.many.store(true, Ordering::Relaxed),
+                }
             }
             Message::Post { post: Post::Unalias { alias, size } }
                 if Lent::on_devices(*alias, *size) =>
@@ -87,17 +98,18 @@ impl Lent {
         }
     }
 
-    /// Whether a range begins where devices have memory; one that leaves the address space is none.
+    /// Whether pages begin where devices have memory; what leaves the address space is none.
     fn on_devices(addr: u64, size: u64) -> bool {
-        arena::device_of(addr).is_some() && addr.checked_add(size).is_some()
+        let pages = (addr | size).is_multiple_of(kedge_remote::PAGE as u64) && size > 0;
+        pages && arena::device_of(addr).is_some() && addr.checked_add(size).is_some()
     }
 
     fn overlaps(&self, addr: u64, len: u64) -> bool {
-        self.ranges().overlap(addr, len)
+        self.many.load(Ordering::Relaxed) || self.ranges().overlap(addr, len)
     }
 
     fn ranges(&self) -> MutexGuard<'_, Ranges> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -211,6 +223,20 @@ mod tests {
         assert_eq!(seen(fill(alias), &lent), Touches::Nothing);
         assert_eq!(seen(fill(alias + 4096), &lent), Touches::Anything);
         lent.note(&Message::Call { call: Call::Alias { alias, addr, size: u64::MAX } });
+    }
+
+    /// Nobody grows what this end notes without a bound by asking for what is refused.
+    #[test]
+    fn too_many_parts_of_the_client_s_memory_may_be_anywhere() {
+        let lent = Lent::default();
+        let base = arena::device_base(0);
+        for number in 0..=MAX_ALIASES as u64 {
+            let alias = base + number * 8192;
+            lent.note(&Message::Call { call: Call::Alias { alias, addr: 4096, size: 4096 } });
+            lent.note(&Message::Call { call: Call::Alias { alias, addr: 4096, size: 1 } });
+        }
+        assert_eq!(lent.ranges().count(), MAX_ALIASES);
+        assert!(lent.overlaps(base + 4096, 4));
     }
 
     #[test]
