@@ -242,11 +242,12 @@ fn without_gone(running: &mut Known) -> bool {
     running.len() < before
 }
 
+/// Opens the gates of all, and waits until they have: one that is late keeps no other one's shut.
 fn open(clients: &[Resting]) {
-    for client in clients {
-        // One that does not hear it has ended, and its gate with it.
-        let _ = client.proxy.control.does(&Order::Open {}, ANSWER);
-    }
+    let controls: Vec<(u32, &Control)> =
+        clients.iter().map(|client| (client.pid, &client.proxy.control)).collect();
+    // One that does not hear it has ended, and its gate with it.
+    let _ = ask_all(&controls, &Order::Open {});
 }
 
 impl Quiet<'_> {
