@@ -31,8 +31,9 @@ pub(crate) fn moved(phase: &str) {
 /// of the image are `written` and count as soon as its manifest is there.
 pub(crate) fn checkpointed(phase: &str) {
     let Some(folder) = std::env::var_os(CHECKPOINT) else { return };
-    let held = Path::new(&folder).join(format!("{phase}.held"));
-    if fs::rename(Path::new(&folder).join(phase), &held).is_ok() {
+    let folder = Path::new(&folder);
+    let held = folder.join(format!("{phase}.held"));
+    if folder.is_absolute() && fs::rename(folder.join(phase), &held).is_ok() {
         wait_while_there(&held);
     }
 }
