@@ -2,8 +2,8 @@
 // device, for the other's. A thread of each process carries the numbers, as collective libraries'
 // threads do; one process is now and then late, so the other's kernel is often inside of the sum
 // when nothing of the late one's is on its device yet. Compared with the host's sum in each step.
-// Prints as gpu_steps does, by a thread that may wait for its reader: were a process to wait for it,
-// the other's kernel would never end. Usage: gpu_allreduce STEPS MILLISECONDS
+// Prints as gpu_steps does, by a thread that may wait for its reader: were a process to wait for
+// it, the other's kernel would never end. Usage: gpu_allreduce STEPS MILLISECONDS
 #include "../programs/sockets.h"
 #include "steps.h"
 #include <atomic>
