@@ -69,7 +69,7 @@ fn a_filter_of_the_program_is_still_refused() {
         let folder = Folder::new("contained-seccomp");
         let mut program = Command::new(build(&folder, "refused.c", &["-pthread", "-lrt"]));
         program.arg("seccomp");
-        return is_refused(program, "cannot save yet");
+        return is_refused(program, "no filter is upon kedge itself");
     }
     within("errors", OWN);
 }
