@@ -147,26 +147,37 @@ fn has_software() -> bool {
 /// The PTX that a cubin was made from: one text, or those that it was linked of.
 fn find(cubin: &[u8]) -> Option<Vec<Arc<[u8]>>> {
     let digest = Digest::of(cubin);
-    if let Some(ptx) = sources().exactly(&digest) {
+    let known = sources().exactly(&digest);
+    // Not remembered here: it would make others ambiguous that are known by their kernels.
+    let known = known.or_else(|| find_kept(&digest).map(Arc::from));
+    let Some(functions) = kernels_of(cubin) else { return known.map(|ptx| vec![ptx]) };
+    let own: Vec<&str> = functions.iter().copied().filter(|name| !is_runtimes(name)).collect();
+    let own = if own.is_empty() { &functions } else { &own };
+    if let Some(ptx) = known.clone().filter(|ptx| is_whole(ptx, own)) {
         return Some(vec![ptx]);
     }
-    // Not remembered here: it would make others ambiguous that are known by their kernels.
-    if let Some(ptx) = find_kept(&digest) {
-        return Some(vec![ptx.into()]);
-    }
-    let kernels = kernels_of(cubin)?;
-    let parts = {
-        let own: Vec<&str> = kernels.iter().copied().filter(|name| !is_runtimes(name)).collect();
-        sources().linked(if own.is_empty() { &kernels } else { &own })
+    let parts = sources().linked(own);
+    // An older kedge has kept one text of several; others may name functions in ways of their own.
+    let parts = match known {
+        Some(ptx) => parts.filter(|parts| parts.len() > 1).or(Some(vec![ptx])),
+        None => parts,
     };
-    let beside = || beside::find(cubin, &kernels).map(|ptx| vec![ptx.into()]);
+    let beside = || beside::find(cubin, &functions).map(|ptx| vec![ptx.into()]);
     // Only a software device needs it so much that folders are searched for it.
     let parts = parts.or_else(|| has_software().then(beside).flatten())?;
-    if let [ptx] = parts.as_slice() {
+    if let [ptx] = parts.as_slice()
+        && is_whole(ptx, own)
+    {
         keep(&digest, ptx);
         sources().add(digest, ptx.clone());
     }
     Some(parts)
+}
+
+/// Whether a text defines all these functions of a cubin: it was not linked of others as well.
+fn is_whole(ptx: &[u8], functions: &[&str]) -> bool {
+    let defined = Functions::of(ptx).defined;
+    functions.iter().all(|name| defined.contains(name))
 }
 
 /// Whether a function is libcudadevrt's, which is linked to what waits for its whole grid or
@@ -314,6 +325,13 @@ mod tests {
     use super::*;
 
     const PTX: &[u8] = b"//\n.version 8.3\n.target sm_90a\n.visible .entry k() { ret; }\n";
+
+    /// What lacks a part is not kept in the cubin's name: the part may be known later on.
+    #[test]
+    fn a_text_that_only_declares_a_function_is_not_whole() {
+        let caller = b".extern .func bar();\n.visible .entry foo() { call bar; ret; }\n";
+        assert!(is_whole(caller, &["foo"]) && !is_whole(caller, &["foo", "bar"]));
+    }
 
     #[test]
     fn the_oldest_are_forgotten() {
