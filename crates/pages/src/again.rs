@@ -12,26 +12,42 @@ use crate::types::{Action, Attach, BLOCK, Place};
 /// Pages that the first such touch behind a launch fetches; each further one fetches twice as many.
 const FIRST: u64 = 64;
 
+/// Pages that may have been fetched for each that was touched then, besides the first ones: a few
+/// touches behind many, as after an initialisation, do not fetch all of it for nothing.
+const FOR_EACH: u64 = 16;
+
 /// How much is fetched for pages that are touched again.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Again {
     /// The most at once; 0: nothing.
     most: u64,
     next: u64,
+    /// Pages that were fetched since the last launch, for others' touches.
+    fetched: u64,
+    /// Expected pages that were touched since then.
+    touched: u64,
 }
 
 impl Again {
     pub(crate) fn new(most: u64) -> Again {
-        Again { most, next: FIRST }
+        Again { most, next: FIRST, ..Again::default() }
     }
 
     /// A launch has closed what the host had open.
     pub(crate) fn begin(&mut self) {
-        self.next = FIRST;
+        *self = Again::new(self.most);
     }
 
+    /// The host touches so many pages that are expected and there.
+    pub(crate) fn note_touched(&mut self, pages: PageSet) {
+        self.touched += pages.len();
+    }
+
+    /// It touches one that is not there: how many are to be fetched with it.
     fn window(&mut self) -> u64 {
-        let now = self.next.min(self.most);
+        self.touched += 1;
+        let owed = (FIRST + FOR_EACH * self.touched).saturating_sub(self.fetched);
+        let now = self.next.min(self.most).min(owed);
         self.next = (2 * now).max(FIRST);
         now
     }
@@ -68,7 +84,8 @@ impl Engine {
             return;
         };
         let first = (region.pages.start, region.index(page));
-        let mut left = self.again.window();
+        let window = self.again.window();
+        let mut left = window;
         let keys: Vec<Key> = class.again.range(first..).copied().take(left as usize).collect();
         for key in keys {
             let before = if key == first { page / BLOCK * BLOCK..page + 1 } else { page..page };
@@ -77,9 +94,10 @@ impl Engine {
                 Some(set) => self.fetch_unseen(key, set - offsets(&before), &mut left, out),
             }
             if left == 0 {
-                return;
+                break;
             }
         }
+        self.again.fetched += window - left;
     }
 
     /// Returns the pages of a block that the host is expected to touch; `None` where it is another

@@ -113,7 +113,9 @@ impl Engine {
             let key = (region.pages.start, region.index(page));
             let pages = page..page + self.ahead.window(page, access, room);
             if let Some(block) = self.block_mut(key) {
-                block.touched = block.touched | offsets(&pages);
+                let unseen = offsets(&pages) - block.touched;
+                block.touched = block.touched | unseen;
+                self.again.note_touched(unseen);
             }
             let write = access == Access::Write;
             let to = if write { Protection::ReadWrite } else { Protection::Read };
@@ -169,6 +171,7 @@ impl Engine {
             let Place::Node(node) = block.place else { continue };
             let wanted = offsets(&part);
             let missing = wanted - block.readable;
+            let unseen = (wanted & block.readable) - block.touched;
             block.readable = block.readable | wanted;
             block.touched = block.touched | wanted;
             let (to, change) = match access {
@@ -183,6 +186,7 @@ impl Engine {
                 runs(part.start, missing).for_each(|pages| out.push(Action::Fetch { node, pages }));
             }
             runs(part.start, change).for_each(|pages| out.push(Action::Protect { pages, to }));
+            self.again.note_touched(unseen);
             self.list((start, index));
         }
     }

@@ -406,3 +406,26 @@ fn what_is_touched_again_is_fetched_together() {
     let actions = touch(&mut engine, START + 5, Access::Read);
     assert_eq!(actions, [fetched(page(START + 5)), shown(START + 5)]);
 }
+
+/// A few touches behind an initialisation of much fetch some of it, and not all.
+#[test]
+fn a_few_touches_behind_many_fetch_few_for_nothing() {
+    const BLOCKS: u64 = 200;
+    let mut engine = Engine::new([(GPU, NodeConfig::default())], 4096).expecting(4096);
+    engine.alloc(START..START + BLOCKS * BLOCK, Attach::Global, GPU).unwrap();
+    let all = START..START + BLOCKS * BLOCK;
+    assert!(matches!(engine.touch_range(all, Access::Write, None), Ok(Step::Do(_))));
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    let mut fetched = 0;
+    for number in 0..50 {
+        let at = START + number * 2003;
+        let actions = touch(&mut engine, at, Access::Read);
+        fetched += actions.iter().map(pages_fetched).sum::<u64>();
+    }
+    assert!((50..=64 + 17 * 50).contains(&fetched), "{fetched} pages");
+}
+
+fn pages_fetched(action: &Action) -> u64 {
+    if let Action::Fetch { pages, .. } = action { pages.end - pages.start } else { 0 }
+}
