@@ -295,12 +295,19 @@ fn jobs_are_listed_while_they_run_and_after() {
     let said = failure(&world.output(&["run", "--job", "runs", "true"]));
     assert!(said.contains("runs") && said.contains("another name"), "{said}");
 
-    // A supervisor that is killed leaves a job that is known to be dead.
+    // A supervisor that is killed leaves a job that is known to be dead once its program has ended,
+    // which reads to the end of its input.
     running.kill().expect("killed");
     running.wait().expect("reaped");
-    let all = world.json(&["ps", "--all", "--json"]);
-    let killed = all.iter().find(|job| job["name"] == "runs").expect("the job");
-    assert_eq!(killed["state"], "killed");
+    let state = || {
+        let all = world.json(&["ps", "--all", "--json"]);
+        all.iter().find(|job| job["name"] == "runs").expect("the job")["state"].clone()
+    };
+    let begin = Instant::now();
+    while state() == "unsupervised" && begin.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(state(), "killed");
 }
 
 #[test]
