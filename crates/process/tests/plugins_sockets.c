@@ -280,6 +280,19 @@ static void check_outside(int role) {
     expect_end(10);
 }
 
+static void come_and_go(void) {
+    for (;;) {
+        int one = socket(AF_INET, SOCK_STREAM, 0);
+        usleep(1000);
+        close(one);
+    }
+}
+
+/* A child has a socket at most moments, and each time another one. */
+static void make_restless(void) {
+    fork_role(come_and_go);
+}
+
 static void make_vsock(void) {
     int fd = socket(AF_VSOCK, SOCK_STREAM, 0);
     put(fd < 0 ? socket(AF_UNIX, SOCK_STREAM, 0) : fd, 10);
@@ -442,5 +455,6 @@ const struct scenario scenarios[] = {
     {"unread", make_unread, check_unread},
     {"generic", make_generic, check_unread},
     {"vsock", make_vsock, check_vsock},
+    {"restless", make_restless, check_unread},
     {0},
 };

@@ -32,6 +32,17 @@ fn idle_netlink_sockets_come_back_with_ports_and_groups() {
     Scenario::round_trip(SOURCE, "netlink");
 }
 
+/// What is closed while it is looked at is not taken for something that nobody can save.
+#[test]
+fn sockets_that_come_and_go_are_not_refused() {
+    let mut scenario = Scenario::start(SOURCE, "restless");
+    for round in 0..200 {
+        let survey = Survey::of(&scenario.pids, &scenario.options());
+        assert!(survey.is_ok(), "round {round}: {:?}", survey.err());
+    }
+    scenario.kill();
+}
+
 #[test]
 fn netlink_sockets_with_an_answer_are_refused() {
     let mut scenario = Scenario::start(SOURCE, "unread");

@@ -2,6 +2,7 @@
 
 use kedge_image::ImageError;
 use std::fmt;
+use std::fs;
 use std::io;
 use thiserror::Error;
 
@@ -15,6 +16,15 @@ pub struct Refusal {
     pub what: String,
     /// The plugin that would be needed, or what to do.
     pub remedy: String,
+}
+
+impl Refusal {
+    /// Returns whether the descriptor is another one by now, or none.
+    pub(crate) fn is_past(&self) -> bool {
+        let Some(fd) = self.fd else { return false };
+        let link = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid));
+        !link.is_ok_and(|link| link.to_string_lossy() == self.what)
+    }
 }
 
 impl fmt::Display for Refusal {

@@ -23,6 +23,9 @@ const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 /// How often a job that changes while it is looked at is looked at again.
 const TRIES: usize = 5;
 
+/// How often processes that run are looked at again, because something was closed meanwhile.
+const LOOKS: usize = 100;
+
 /// How long a program that runs may take to accept the connections that wait at one socket.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -70,6 +73,19 @@ impl<'a> Survey<'a> {
     /// Looks at the processes `pids`, running or stopped. The refusals name all that cannot be
     /// saved.
     pub fn of(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
+        // What has been closed while it was looked at cannot be known for what it was.
+        let mut looked = Survey::looked(pids, options);
+        for _ in 0..LOOKS {
+            let gone = |refusals: &Vec<Refusal>| refusals.iter().any(Refusal::is_past);
+            if options.still || !looked.as_ref().is_err_and(gone) {
+                break;
+            }
+            looked = Survey::looked(pids, options);
+        }
+        looked
+    }
+
+    fn looked(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
         let mut job = look(pids)?;
         (job.contents, job.limit) = (options.contents, options.limit);
         job.patience = if options.still { Duration::ZERO } else { PATIENCE };
