@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 const MOST: usize = 4096;
 /// Bytes of one: a code, two distances, and a number (`struct sock_filter`).
 pub(crate) const INSTRUCTION: usize = 8;
-/// `AUDIT_ARCH_X86_64`.
-const ARCHITECTURE: u32 = 0xc000_003e;
+/// `AUDIT_ARCH_X86_64`: the numbers of system calls are others elsewhere.
+pub(crate) const ARCHITECTURE: u32 = 0xc000_003e;
 /// Words of memory that a program has to itself, `BPF_MEMWORDS`.
 const MEMORY: usize = 16;
 
@@ -63,15 +63,27 @@ impl Filter {
     /// Returns whether it lets the call of that number and these arguments be, made at `address`.
     /// What cannot be told is not.
     pub(crate) fn allows(&self, number: i64, arguments: [u64; 6], address: u64) -> bool {
-        let data = [u64::from(number as u32) | u64::from(ARCHITECTURE) << 32, address];
+        let action = self.action(number, ARCHITECTURE, arguments, address);
+        matches!(action, Some(libc::SECCOMP_RET_ALLOW | libc::SECCOMP_RET_LOG))
+    }
+
+    /// Returns what it has the kernel do with that call (`SECCOMP_RET_…`); `None` if no kernel
+    /// would have taken it.
+    pub(crate) fn action(
+        &self,
+        number: i64,
+        architecture: u32,
+        arguments: [u64; 6],
+        address: u64,
+    ) -> Option<u32> {
+        let data = [u64::from(number as u32) | u64::from(architecture) << 32, address];
         let words: Vec<u32> = data
             .into_iter()
             .chain(arguments)
             .flat_map(|word| [word as u32, (word >> 32) as u32])
             .collect();
         let program: Vec<Instruction> = self.instructions().collect();
-        let action = run(&program, &words).map(|value| value & libc::SECCOMP_RET_ACTION_FULL);
-        matches!(action, Some(libc::SECCOMP_RET_ALLOW | libc::SECCOMP_RET_LOG))
+        run(&program, &words).map(|value| value & libc::SECCOMP_RET_ACTION_FULL)
     }
 }
 

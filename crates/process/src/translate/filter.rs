@@ -1,13 +1,11 @@
 //! The filter that hands calls with addresses to the job's init.
 
-use crate::filters::program::Filter;
+use crate::filters::program::{ARCHITECTURE, Filter};
 use crate::inject::Parasite;
 use crate::{EngineError, Thread};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-/// `AUDIT_ARCH_X86_64`: the numbers of system calls are others elsewhere.
-const ARCHITECTURE: u32 = 0xc000_003e;
 /// Of struct seccomp_data: nr, arch, and the halves of the fifth argument.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
@@ -84,27 +82,13 @@ pub(crate) fn install(thread: &mut Thread, parasite: Parasite) -> Result<OwnedFd
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::Hex;
 
     /// What the kernel would do.
     fn run(number: i64, arch: u32, fifth: u64) -> u32 {
-        let program = program();
-        let (mut at, mut word) = (0usize, 0u32);
-        loop {
-            let (code, yes, no, value) = program[at];
-            at += 1;
-            match code {
-                LOAD => {
-                    word = match value {
-                        NUMBER => number as u32,
-                        ARCH => arch,
-                        FIFTH => fifth as u32,
-                        _ => (fifth >> 32) as u32,
-                    }
-                }
-                IF_EQUAL => at += usize::from(if word == value { yes } else { no }),
-                _ => return value,
-            }
-        }
+        let program = Hex(bytes(&program(), 0)[HEAD as usize..].to_vec());
+        let filter = Filter { program, log: false };
+        filter.action(number, arch, [0, 0, 0, 0, fifth, 0], 0).expect("a program")
     }
 
     #[test]
