@@ -7,6 +7,7 @@ mod capture;
 mod clocks;
 mod error;
 mod filters;
+mod follow;
 mod freeze;
 mod home;
 mod huge;

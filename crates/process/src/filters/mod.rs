@@ -13,6 +13,7 @@
 
 pub(crate) mod program;
 
+use crate::follow::Parent;
 use crate::{EngineError, Thread, proc, several, sys, translate};
 use libc::{c_long, pid_t};
 use program::Filter;
@@ -228,15 +229,17 @@ const INJECTED: [c_long; 53] = [
 /// Whether the kernel lets this process suspend and read the filters of a child. It takes
 /// CAP_SYS_ADMIN, and not just in a user namespace of one's own.
 fn may_suspend() -> bool {
+    let Ok(parent) = Parent::this() else { return false };
     // SAFETY: the child makes system calls alone, whatever other threads hold.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        let follows = parent.follow().is_ok();
         // SAFETY: plain calls; no destructor runs.
         unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            loop {
+            while follows {
                 libc::pause();
             }
+            libc::_exit(1);
         }
     }
     if child < 0 {

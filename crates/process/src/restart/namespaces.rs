@@ -5,6 +5,7 @@
 use super::Plan;
 use super::init::{self, Rebuilt};
 use crate::EngineError;
+use crate::follow::Parent;
 use crate::state::{Credentials, ProcessState};
 use libc::pid_t;
 use rustix::thread::CapabilitySet;
@@ -68,6 +69,10 @@ fn failed(what: &'static str) -> EngineError {
     EngineError::last(0, what)
 }
 
+fn follows(source: io::Error) -> EngineError {
+    EngineError::System { pid: 0, what: "follow its keeper", source }
+}
+
 fn check(result: i32, what: &'static str) -> Result<(), EngineError> {
     if result < 0 { Err(failed(what)) } else { Ok(()) }
 }
@@ -118,11 +123,12 @@ fn keep(
 ) -> Result<(), EngineError> {
     unshare(plan)?;
     plan.job.clocks.set_for_children()?;
+    let keeper = Parent::this().map_err(follows)?;
     // SAFETY: this process has one thread.
     match unsafe { libc::fork() } {
         -1 => Err(failed("fork")),
         0 => {
-            let rebuilt = begin().and_then(|()| init::run(plan, report, serve));
+            let rebuilt = begin(keeper).and_then(|()| init::run(plan, report, serve));
             if let Err(error) = &rebuilt {
                 init::report_failure(report, error);
             }
@@ -175,9 +181,8 @@ fn unshare(plan: &Plan) -> Result<(), EngineError> {
 }
 
 /// The first steps of the init: it ends with its keeper, and /proc shows its own namespace.
-fn begin() -> Result<(), EngineError> {
-    // SAFETY: a plain call.
-    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }, "follow its keeper")?;
+fn begin(keeper: Parent) -> Result<(), EngineError> {
+    keeper.follow().map_err(follows)?;
     let private = libc::MS_REC | libc::MS_PRIVATE;
     mount(c"none", c"/", None, private, "keep its mounts to itself")?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
