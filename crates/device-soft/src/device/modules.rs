@@ -72,7 +72,10 @@ impl Module {
         former: Option<Former>,
         log: impl Fn(&str),
     ) -> Result<Self, LoadError> {
-        let (units, bound) = parse_all(images, log)?;
+        let (mut units, bound) = parse_all(images, log)?;
+        if ask_for_grid(&units) {
+            units.push(parse(GRID)?);
+        }
         if let Some(why) = bound.filter(|_| former.as_ref().is_some_and(|former| former.foreign)) {
             let what =
                 format!("its code {why}, in forms that only the former kind of device reads");
@@ -221,6 +224,18 @@ fn parse_for(images: &[Vec<u8>], target: Target, log: &impl Fn(&str)) -> Result<
         Some(refusal) if units.is_empty() || target == Target::Newer => Err(refusal),
         _ => Ok((units, bound)),
     }
+}
+
+/// Functions of libcudadevrt that are linked to what calls them.
+const GRID: &str = include_str!("grid.ptx");
+
+/// Whether one of these calls [`GRID`]'s functions, and none has them: libcudadevrt's own PTX is
+/// for newer devices.
+fn ask_for_grid(units: &[ast::Module]) -> bool {
+    let own = ["cudaCGGetIntrinsicHandle", "cudaCGSynchronize"];
+    let functions = units.iter().flat_map(|unit| &unit.functions);
+    let mut named = functions.filter(|function| own.contains(&function.name.as_str())).peekable();
+    named.peek().is_some() && named.all(|function| function.body.is_none())
 }
 
 type Parsed = (Vec<ast::Module>, Option<&'static str>);

@@ -11,12 +11,15 @@ use kedge_wire::{Bytes, List};
 
 /// The driver release to which the software device's CUDA version belongs.
 const DRIVER_VERSION: &str = "580.0";
+const DRIVER_BRANCH: &str = "r580_00";
 const NVML_VERSION: &str = "13.580.0";
 /// nvmlDeviceArchitecture_t: Hopper, as the compute capability says.
 const HOPPER: u32 = 9;
 
 /// NVML_STRUCT_VERSION(Memory, 2): version, total, reserved, free, used.
 const MEMORY_V2: u32 = 40 | 2 << 24;
+/// nvmlSystemDriverBranchInfo_v1: version, 80 characters.
+const BRANCH_V1: u32 = 84 | 1 << 24;
 
 /// The job's devices, in its order.
 pub(super) struct Devices {
@@ -95,6 +98,18 @@ impl Devices {
     fn tell_of_all(&self, name: &str, given: &Given<'_>) -> Told {
         match name {
             "nvmlSystemGetDriverVersion" => given.text(0, DRIVER_VERSION),
+            "nvmlSystemGetDriverBranch" => {
+                if given.version(0) != Some(BRANCH_V1) {
+                    return Err(VERSION_MISMATCH);
+                }
+                if given.number(1) <= DRIVER_BRANCH.len() as u64 {
+                    return Err(INSUFFICIENT_SIZE);
+                }
+                let mut info = BRANCH_V1.to_le_bytes().to_vec();
+                info.extend(DRIVER_BRANCH.as_bytes());
+                info.resize((BRANCH_V1 & 0xff_ffff) as usize, 0);
+                Ok(vec![info])
+            }
             "nvmlSystemGetNVMLVersion" => given.text(0, NVML_VERSION),
             "nvmlSystemGetCudaDriverVersion" | "nvmlSystemGetCudaDriverVersion_v2" => {
                 word(self.cuda_version)
@@ -221,6 +236,12 @@ mod tests {
         );
     }
 
+    const BRANCH: &str = "nvmlSystemGetDriverBranch";
+
+    fn version_of(name: &str) -> u32 {
+        if name == BRANCH { BRANCH_V1 } else { MEMORY_V2 }
+    }
+
     /// A result for each that the table wants, and of its size.
     #[test]
     fn what_is_told_is_what_the_table_says() {
@@ -241,12 +262,13 @@ mod tests {
             let argument = |kind: &Kind| match kind {
                 Kind::Name => Argument::Bytes { bytes: Bytes::new(b"01:00.0".to_vec()).unwrap() },
                 Kind::Versioned => {
-                    let mut bytes = MEMORY_V2.to_le_bytes().to_vec();
-                    bytes.resize(40, 0);
+                    let mut bytes = version_of(row.name).to_le_bytes().to_vec();
+                    bytes.resize((version_of(row.name) & 0xff_ffff) as usize, 0);
                     Argument::Bytes { bytes: Bytes::new(bytes).unwrap() }
                 }
                 Kind::Fields(_) => Argument::Bytes { bytes: Bytes::default() },
                 Kind::Room => Argument::Number { value: 96 },
+                Kind::Number if row.name == BRANCH => Argument::Number { value: 80 },
                 _ => Argument::Number { value: 1 },
             };
             let arguments: Vec<Argument> = row.kinds.iter().map(argument).collect();
@@ -263,11 +285,15 @@ mod tests {
                     Kind::Out(size) => assert_eq!(result.len(), *size as usize, "{}", row.name),
                     Kind::Handle => assert_eq!(result.len(), 4, "{}", row.name),
                     Kind::Room => assert_eq!(result.last(), Some(&0), "{}", row.name),
-                    _ => assert_eq!(result.len(), 40, "{}", row.name),
+                    _ => {
+                        assert_eq!(result.len() as u32, version_of(row.name) & 0xff_ffff);
+                        let version = version_of(row.name).to_le_bytes();
+                        assert!(result.starts_with(&version), "{}", row.name);
+                    }
                 }
             }
         }
-        assert!(answered >= 17, "{answered}");
+        assert!(answered >= 18, "{answered}");
         assert_eq!(devices.ask("nvmlDeviceGetName", &[]).status, INVALID_ARGUMENT);
         let third = [Argument::Number { value: 2 }, Argument::Number { value: 96 }];
         assert_eq!(devices.ask("nvmlDeviceGetName", &third).status, INVALID_ARGUMENT);
