@@ -6,8 +6,8 @@ use kedge_tests::{host, root};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
-use std::process::Output;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 /// A program that keeps a cubin, and its files.
 struct Keeper {
@@ -155,4 +155,81 @@ fn a_cache_that_others_can_enter_is_done_without() {
     assert!(log.contains("XDG_CACHE_HOME"), "{log}");
     let output = keeper.world.output(&["kernel-cache", "ls"]);
     assert_eq!(output.status.code(), Some(125), "{output:?}");
+}
+
+/// Runs one of CUDA's compilers.
+fn tool(name: &str, folder: &Path, words: &[&str]) {
+    let path = root().join(".tools/cu13/bin").join(name);
+    let output = Command::new(&path).args(words).current_dir(folder).output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(output.status.success(), "{name} {words:?}: {output:?}");
+}
+
+/// Of two texts before and after an edit each cubin gets what it was linked of, although their
+/// functions have the same names, and although both files have an inline and a static function.
+#[test]
+fn a_linked_cubin_runs_the_very_texts_that_it_was_linked_of() {
+    let world = World::new("kclinked");
+    let program = host("offers_cubins.cu", "offers_cubins", &["-std=c++17"]);
+    let shared = |plus: u32, own: u32| {
+        format!(
+            "inline __device__ __noinline__ int shared(int x) {{ return x + {plus}; }}\n\
+             static __device__ __noinline__ int own(int x) {{ return x * {own}; }}\n"
+        )
+    };
+    let foo = "__device__ int bar(int);\n\
+               extern \"C\" __global__ void foo(int *x) { *x = bar(10) + shared(0) + own(1); }";
+    let bar = |by: u32| {
+        format!("__device__ int bar(int x) {{ return x * {by} + 1000 * own(1) + shared(0); }}")
+    };
+    let texts = [
+        ("foo", shared(100, 2) + foo),
+        ("twice", shared(100, 3) + &bar(2)),
+        ("thrice", shared(100, 3) + &bar(3)),
+        ("other", shared(200, 3) + &bar(4)),
+        ("unknown", shared(100, 3) + &bar(5)),
+    ];
+    let mut words = vec!["run", "--gpu", "soft", "--job", "linked", "--"];
+    let program = program.display().to_string();
+    words.push(&program);
+    let path = |name: &str, kind: &str| world.0.join(format!("{name}.{kind}"));
+    let mut offered = Vec::new();
+    for (name, text) in &texts {
+        let (source, ptx, object) =
+            (format!("{name}.cu"), format!("{name}.ptx"), format!("{name}.o"));
+        fs::write(world.0.join(&source), text).expect("written");
+        tool("nvcc", &world.0, &["-arch=compute_90", "-rdc=true", "-ptx", &source, "-o", &ptx]);
+        tool("ptxas", &world.0, &["-arch=sm_90", "-c", &ptx, "-o", &object]);
+        if *name != "unknown" {
+            offered.extend([path(name, "ptx"), path(name, "o")]);
+        }
+    }
+    offered.push("--".into());
+    let links = [
+        ("a", ["foo.o", "twice.o"]),
+        ("b", ["foo.o", "thrice.o"]),
+        ("c", ["foo.o", "other.o"]),
+        ("d", ["other.o", "foo.o"]),
+        ("e", ["foo.o", "unknown.o"]),
+    ];
+    for (name, [first, second]) in links {
+        let linked = path(name, "cubin");
+        tool("nvlink", &world.0, &["-arch=sm_90", first, second, "-o", &format!("{name}.cubin")]);
+        offered.push(linked);
+    }
+    let offered: Vec<String> = offered.iter().map(|path| path.display().to_string()).collect();
+    words.extend(offered.iter().map(String::as_str));
+    let output = world.kedge(&words).output().expect("kedge");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let sum = |by: u32, plus: u32| 10 * by + 3000 + plus + plus + 2;
+    let want = format!(
+        "{}\n{}\n{}\n{}\nrefused 209\n",
+        sum(2, 100),
+        sum(3, 100),
+        sum(4, 100),
+        sum(4, 200)
+    );
+    let log = world.text(&["logs", "linked"]);
+    assert_eq!(said, want, "{output:?}; {log}");
+    assert!(log.contains("its function _Z3bari was not compiled here"), "{log}");
 }

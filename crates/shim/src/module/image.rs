@@ -50,7 +50,7 @@ pub(crate) struct Images {
     /// They must be linked, even a single one.
     link: bool,
     /// What the compiler has made of them already, for the devices that it was told of.
-    linked: Option<Bytes>,
+    linked: Option<Vec<Bytes>>,
     /// One is a cubin whose PTX is not known.
     unknown_cubin: bool,
 }
@@ -110,7 +110,7 @@ impl Images {
             Some(Sourced::Fatbin(fatbin)) => Self::one(Bytes::Owned(fatbin.into())),
             Some(Sourced::Parts(parts)) => {
                 let images = parts.into_iter().map(|part| Bytes::Owned(part.into())).collect();
-                Self { images, link: true, linked: Some(cubin), unknown_cubin: false }
+                Self { images, link: true, linked: Some(vec![cubin]), unknown_cubin: false }
             }
         }
     }
@@ -119,6 +119,11 @@ impl Images {
     pub(super) fn linked(parts: impl IntoIterator<Item = Images>) -> Self {
         let mut all = Self { images: Vec::new(), link: true, linked: None, unknown_cubin: false };
         for part in parts {
+            if let Some(made) = part.linked {
+                all.linked.get_or_insert_with(|| all.images.clone()).extend(made);
+            } else if let Some(made) = &mut all.linked {
+                made.extend(part.images.iter().cloned());
+            }
             all.images.extend(part.images);
             all.unknown_cubin |= part.unknown_cubin;
         }
@@ -135,7 +140,7 @@ impl Images {
     /// # Safety
     /// The images are where they were recognised.
     pub(crate) unsafe fn keep(&mut self) -> Result<(), CuError> {
-        for image in self.images.iter_mut().chain(&mut self.linked) {
+        for image in self.images.iter_mut().chain(self.linked.iter_mut().flatten()) {
             if let Bytes::Borrowed { addr, len } = *image {
                 let mut bytes = vec![0; len as usize];
                 // SAFETY: as the caller promises.
@@ -151,9 +156,9 @@ impl Images {
         self.images.iter().map(Bytes::place).collect()
     }
 
-    /// Where that lies which need not be linked any more, if the compiler has done so.
-    pub(super) fn linked_place(&self) -> Option<ModuleImage> {
-        self.linked.as_ref().map(Bytes::place)
+    /// Where that lies which the compiler has linked, and which may be all.
+    pub(super) fn linked_places(&self) -> Option<Vec<ModuleImage>> {
+        self.linked.as_ref().map(|images| images.iter().map(Bytes::place).collect())
     }
 
     pub(super) fn needs_linking(&self) -> bool {
@@ -164,13 +169,15 @@ impl Images {
     pub(super) fn pack(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(LINKED_MAGIC.to_le_bytes());
-        out.extend((self.images.len() as u32).to_le_bytes());
-        for place in self.places() {
-            out.extend(place.len.to_le_bytes());
-            // SAFETY: `places` names live memory of that length.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(place.addr as *const u8, place.len as usize) };
-            out.extend_from_slice(bytes);
+        let made = self.linked_places().unwrap_or_default();
+        for places in [self.places(), made] {
+            out.extend((places.len() as u32).to_le_bytes());
+            for place in places {
+                out.extend(place.len.to_le_bytes());
+                let at = place.addr as *const u8;
+                // SAFETY: places are of live memory of that length.
+                out.extend(unsafe { std::slice::from_raw_parts(at, place.len as usize) });
+            }
         }
         out
     }
@@ -207,7 +214,7 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
     }
     if !images.is_empty() {
         // SAFETY: the wrapper's data is a fatbin, or NULL where there is none.
-        let linked = unsafe { measure(wrapper.data) }.ok();
+        let linked = unsafe { measure(wrapper.data) }.ok().map(|image| vec![image]);
         return Ok(Images { images, link: true, linked, unknown_cubin: false });
     }
     // SAFETY: the wrapper's data is a fatbin.
@@ -217,23 +224,29 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
 /// # Safety
 /// `image` is what [`Images::pack`] made.
 unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
-    // SAFETY: `pack` wrote the count behind the magic.
-    let count: u32 = unsafe { peek::value(image + 4)? };
-    if count as usize > MAX_IMAGES {
-        return Err(CuError::INVALID_IMAGE);
-    }
-    let mut images = Vec::with_capacity(count as usize);
-    let mut at = image + 8;
-    for _ in 0..count {
-        // SAFETY: `pack` wrote each image's length before its bytes.
-        let len: u64 = unsafe { peek::value(at)? };
-        if len > MAX_IMAGE {
+    let mut at = image + 4;
+    let mut list = || {
+        // SAFETY: `pack` wrote two lists behind the magic, each behind its count.
+        let count: u32 = unsafe { peek::value(at)? };
+        at += 4;
+        if count as usize > MAX_IMAGES {
             return Err(CuError::INVALID_IMAGE);
         }
-        images.push(Bytes::Borrowed { addr: at + 8, len });
-        at += 8 + len;
-    }
-    Ok(Images { images, link: true, linked: None, unknown_cubin: false })
+        let mut images = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            // SAFETY: `pack` wrote each image's length before its bytes.
+            let len: u64 = unsafe { peek::value(at)? };
+            if len > MAX_IMAGE {
+                return Err(CuError::INVALID_IMAGE);
+            }
+            images.push(Bytes::Borrowed { addr: at + 8, len });
+            at += 8 + len;
+        }
+        Ok(images)
+    };
+    let (images, made) = (list()?, list()?);
+    let linked = (!made.is_empty()).then_some(made);
+    Ok(Images { images, link: true, linked, unknown_cubin: false })
 }
 
 /// Returns a cubin together with the PTX that it was made from, if that is known.
@@ -404,7 +417,7 @@ mod tests {
         // SAFETY: as above.
         let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
         assert!(images.needs_linking());
-        assert_eq!(images.linked_place().map(|place| place.len), Some(24));
+        assert_eq!(images.linked_places().map(|places| places[0].len), Some(24));
         assert_eq!(images.places().iter().map(|p| p.len).collect::<Vec<_>>(), [24, 40]);
     }
 
@@ -418,6 +431,20 @@ mod tests {
         let places = places(&packed).unwrap();
         assert_eq!(places.iter().map(|p| p.len).collect::<Vec<_>>(), [13, 25]);
         assert_eq!(places[1].addr, packed.as_ptr() as u64 + 8 + 8 + 13 + 8);
+    }
+
+    /// A device that runs machine code links the cubin, another one the texts.
+    #[test]
+    fn a_linked_cubin_is_kept_beside_its_texts() {
+        let texts = Sourced::Parts(vec![b"//a\0".to_vec(), b"//bb\0".to_vec()]);
+        let cubin = Images::of_cubin(Bytes::Owned(vec![7; 64].into()), Some(texts));
+        let text = || Images::of_bytes(b".version 8.0\0".to_vec());
+        let packed = Images::linked([text(), cubin, text()]).pack();
+        // SAFETY: `pack` made it.
+        let images = unsafe { Images::recognise(packed.as_ptr().cast()).unwrap() };
+        let lengths = |places: Vec<ModuleImage>| places.iter().map(|p| p.len).collect::<Vec<_>>();
+        assert_eq!(lengths(images.places()), [13, 4, 5, 13]);
+        assert_eq!(lengths(images.linked_places().unwrap()), [13, 64, 13]);
     }
 
     #[test]

@@ -110,8 +110,12 @@ impl Module {
         // What the compiler has linked fits the device, or not; a software device reads no machine
         // code.
         let exact = session.device(ctx.ordinal() as i32)?.exact;
-        let linked = images.linked_place().filter(|_| !exact);
-        let linked = linked.map(|place| ask(ctx, module, vec![place], false)).transpose()?;
+        let linked = images.linked_places().filter(|_| !exact);
+        let ask_for = |places: Vec<_>| {
+            let link = places.len() > 1;
+            ask(ctx, module, places, link)
+        };
+        let linked = linked.map(ask_for).transpose()?;
         let outcome = match linked {
             Some(Ok(())) => Ok(()),
             _ => ask(ctx, module, images.places(), images.needs_linking())?,

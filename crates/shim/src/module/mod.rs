@@ -3,9 +3,11 @@
 mod advice;
 mod api;
 mod beside;
+mod cubin;
 mod image;
 mod jit;
 mod link;
+mod linked;
 mod loaded;
 mod peek;
 pub(crate) mod sources;
