@@ -1,6 +1,6 @@
 // A linker in small: offers relocatable cubins and their PTX to the driver's compile cache, as
-// nvJitLink does (`PTX CUBIN`, any number), then loads cubins that were linked of them and prints
-// what their kernel leaves (`-- LINKED`, any number).
+// nvJitLink does (`PTX CUBIN`, any number), then loads cubins that were linked of them (`-- LINKED`,
+// any number) and prints of each what its kernel leaves and how many registers that has.
 #include "../programs/check.h"
 #include <cuda.h>
 #include <cstring>
@@ -32,18 +32,19 @@ static void offer(const CompileCache *cache, const char *text, const char *made)
     DRIVER(cache->close(handle));
 }
 
-static int run(CUmodule module)
+static void run(CUmodule module)
 {
     CUfunction kernel;
     CUdeviceptr out;
-    int got = -1;
+    int got = -1, registers;
     DRIVER(cuModuleGetFunction(&kernel, module, "foo"));
     DRIVER(cuMemAlloc(&out, sizeof got));
     void *args[] = {&out};
     DRIVER(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, nullptr, args, nullptr));
     DRIVER(cuMemcpyDtoH(&got, out, sizeof got));
+    DRIVER(cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel));
     DRIVER(cuModuleUnload(module));
-    return got;
+    std::printf("%d %d\n", got, registers);
 }
 
 int main(int count, char **words)
@@ -67,7 +68,7 @@ int main(int count, char **words)
         std::vector<char> cubin = read(words[at]);
         CUmodule module;
         CUresult status = cuModuleLoadData(&module, cubin.data());
-        if (status == CUDA_SUCCESS) std::printf("%d\n", run(module));
+        if (status == CUDA_SUCCESS) run(module);
         else std::printf("refused %d\n", (int)status);
     }
 }

@@ -170,7 +170,6 @@ fn tool(name: &str, folder: &Path, words: &[&str]) {
 #[test]
 fn a_linked_cubin_runs_the_very_texts_that_it_was_linked_of() {
     let world = World::new("kclinked");
-    let program = host("offers_cubins.cu", "offers_cubins", &["-std=c++17"]);
     let shared = |plus: u32, own: u32| {
         format!(
             "inline __device__ __noinline__ int shared(int x) {{ return x + {plus}; }}\n\
@@ -189,22 +188,15 @@ fn a_linked_cubin_runs_the_very_texts_that_it_was_linked_of() {
         ("other", shared(200, 3) + &bar(4)),
         ("unknown", shared(100, 3) + &bar(5)),
     ];
-    let mut words = vec!["run", "--gpu", "soft", "--job", "linked", "--"];
-    let program = program.display().to_string();
-    words.push(&program);
     let path = |name: &str, kind: &str| world.0.join(format!("{name}.{kind}"));
-    let mut offered = Vec::new();
+    let mut words = Vec::new();
     for (name, text) in &texts {
-        let (source, ptx, object) =
-            (format!("{name}.cu"), format!("{name}.ptx"), format!("{name}.o"));
-        fs::write(world.0.join(&source), text).expect("written");
-        tool("nvcc", &world.0, &["-arch=compute_90", "-rdc=true", "-ptx", &source, "-o", &ptx]);
-        tool("ptxas", &world.0, &["-arch=sm_90", "-c", &ptx, "-o", &object]);
+        compile(&world.0, name, text, &[]);
         if *name != "unknown" {
-            offered.extend([path(name, "ptx"), path(name, "o")]);
+            words.extend([path(name, "ptx"), path(name, "o")]);
         }
     }
-    offered.push("--".into());
+    words.push("--".into());
     let links = [
         ("a", ["foo.o", "twice.o"]),
         ("b", ["foo.o", "thrice.o"]),
@@ -213,23 +205,66 @@ fn a_linked_cubin_runs_the_very_texts_that_it_was_linked_of() {
         ("e", ["foo.o", "unknown.o"]),
     ];
     for (name, [first, second]) in links {
-        let linked = path(name, "cubin");
         tool("nvlink", &world.0, &["-arch=sm_90", first, second, "-o", &format!("{name}.cubin")]);
-        offered.push(linked);
+        words.push(path(name, "cubin"));
     }
-    let offered: Vec<String> = offered.iter().map(|path| path.display().to_string()).collect();
-    words.extend(offered.iter().map(String::as_str));
-    let output = world.kedge(&words).output().expect("kedge");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let sum = |by: u32, plus: u32| 10 * by + 3000 + plus + plus + 2;
-    let want = format!(
-        "{}\n{}\n{}\n{}\nrefused 209\n",
-        sum(2, 100),
-        sum(3, 100),
-        sum(4, 100),
-        sum(4, 200)
-    );
-    let log = world.text(&["logs", "linked"]);
-    assert_eq!(said, want, "{output:?}; {log}");
+    let (said, log) = offer(&world, &words);
+    let left: Vec<&str> = said.lines().filter_map(|line| line.split(' ').next()).collect();
+    let sum = |by: u32, plus: u32| (10 * by + 3000 + plus + plus + 2).to_string();
+    let want = [sum(2, 100), sum(3, 100), sum(4, 100), sum(4, 200), "refused".to_owned()];
+    assert_eq!(left, want, "{said}; {log}");
+    assert!(said.ends_with("refused 209\n"), "{said}");
     assert!(log.contains("its function _Z3bari was not compiled here"), "{log}");
+}
+
+/// Compiles a source to `NAME.ptx` and `NAME.o`, which can be linked.
+fn compile(folder: &Path, name: &str, text: &str, options: &[&str]) {
+    let (source, ptx, object) = (format!("{name}.cu"), format!("{name}.ptx"), format!("{name}.o"));
+    fs::write(folder.join(&source), text).expect("written");
+    tool("nvcc", folder, &["-arch=compute_90", "-rdc=true", "-ptx", &source, "-o", &ptx]);
+    tool("ptxas", folder, &[&["-arch=sm_90", "-c", &ptx, "-o", &object], options].concat());
+}
+
+/// Runs `offers_cubins`: what it printed, and the log.
+fn offer(world: &World, words: &[PathBuf]) -> (String, String) {
+    let program = host("offers_cubins.cu", "offers_cubins", &["-std=c++17"]);
+    let words = [&[program], words].concat();
+    let words: Vec<String> = words.iter().map(|word| word.display().to_string()).collect();
+    let run = ["run", "--gpu", "soft", "--job", "offers", "--"];
+    let words: Vec<&str> = run.into_iter().chain(words.iter().map(String::as_str)).collect();
+    let output = world.kedge(&words).output().expect("kedge");
+    let log = world.text(&["logs", "offers"]);
+    assert!(output.status.success(), "{output:?}; {log}");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), log)
+}
+
+/// As a linker's `-maxrregcount`, with which Numba's `max_registers` is passed on.
+#[test]
+fn a_cubin_s_bound_on_registers_is_told_of_its_ptx() {
+    let world = World::new("kcregisters");
+    let text = "extern \"C\" __global__ void foo(int *x) {
+        int held[40];
+        #pragma unroll
+        for (int i = 0; i < 40; i++) held[i] = ((volatile int *)x)[0] + i;
+        __syncthreads();
+        int sum = 0;
+        #pragma unroll
+        for (int i = 0; i < 40; i++) sum += held[i] * held[39 - i];
+        x[0] = sum;
+    }";
+    compile(&world.0, "free", text, &[]);
+    compile(&world.0, "bound", text, &["-maxrregcount=24"]);
+    for name in ["free", "bound"] {
+        let (object, linked) = (format!("{name}.o"), format!("{name}.cubin"));
+        tool("nvlink", &world.0, &["-arch=sm_90", &object, "-o", &linked]);
+    }
+    let words = ["free.ptx", "free.o", "bound.ptx", "bound.o", "--", "free.cubin", "bound.cubin"];
+    let words = words.map(|word| if word == "--" { word.into() } else { world.0.join(word) });
+    let (said, log) = offer(&world, &words);
+    let registers: Vec<u32> = said
+        .lines()
+        .map(|line| line.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("a number"))
+        .collect();
+    let [free, bound] = registers[..] else { panic!("{said}; {log}") };
+    assert!(free > 24 && bound <= 24, "{said}; {log}");
 }

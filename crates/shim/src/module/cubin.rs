@@ -18,6 +18,9 @@ const HEADER: usize = 64;
 /// Kinds of symbols.
 const OBJECT: u8 = 1;
 const FUNCTION: u8 = 2;
+/// In `.nv.info`: the form of entries that say their length, and the registers of a function.
+const SIZED: usize = 4;
+const REGISTERS: usize = 0x2F;
 /// Bytes of an instruction, since compute capability 7.0, and of what is filled of a variable.
 const INSTRUCTION: usize = 16;
 const WORD: usize = 4;
@@ -85,6 +88,8 @@ pub(super) struct Cubin<'a> {
     pub(super) symbols: Vec<Symbol<'a>>,
     /// What compilers keep of functions beside their code, by its section's name.
     pub(super) tables: Vec<Symbol<'a>>,
+    /// The registers of a thread, by its function's name.
+    pub(super) registers: HashMap<&'a str, u32>,
 }
 
 struct Section<'a> {
@@ -131,6 +136,28 @@ fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
         })
     };
     (0..count).map(section).collect()
+}
+
+/// Reads what compilers note of functions: entries of a form, a kind and a length or value.
+fn registers<'a>(
+    mut notes: &[u8],
+    name: impl Fn(usize) -> Option<&'a str>,
+) -> HashMap<&'a str, u32> {
+    let mut registers = HashMap::new();
+    while let (Some(form), Some(kind), Some(len)) =
+        (number(notes, 0, 1), number(notes, 1, 1), number(notes, 2, 2))
+    {
+        let len = if form == SIZED { len } else { 0 };
+        let Some(payload) = notes.get(4..4 + len) else { break };
+        if kind == REGISTERS
+            && let (Some(symbol), Some(count)) = (number(payload, 0, 4), number(payload, 4, 4))
+            && let Some(name) = name(symbol)
+        {
+            registers.insert(name, count as u32);
+        }
+        notes = &notes[4 + len..];
+    }
+    registers
 }
 
 impl<'a> Cubin<'a> {
@@ -190,7 +217,7 @@ impl<'a> Cubin<'a> {
             // Bank 0 is for the arguments, banks without a function for variables.
             rest.is_some_and(|rest| rest.ends_with('.') && rest != "0.")
         };
-        let table = |section: &Section<'a>| Symbol {
+        let as_symbol = |section: &Section<'a>| Symbol {
             name: section.name,
             binding: Binding::Local,
             function: false,
@@ -198,8 +225,15 @@ impl<'a> Cubin<'a> {
             bytes: section.bytes,
             holes: holes_in(section, 0, section.bytes.len()),
         };
-        let tables = sections.iter().filter(is_table).map(table).collect();
-        Some(Self { relocatable: number(file, 0x10, 2)? == RELOCATABLE, symbols, tables })
+        let tables = sections.iter().filter(is_table).map(as_symbol).collect();
+        let name = |index: usize| {
+            let entry = table.bytes.get(index.checked_mul(SYMBOL)?..)?;
+            text(names, number(entry, 0, 4)?)
+        };
+        let notes = sections.iter().find(|section| section.name == ".nv.info");
+        let registers = registers(notes.map_or(&[], |notes| notes.bytes), name);
+        let relocatable = number(file, 0x10, 2)? == RELOCATABLE;
+        Some(Self { relocatable, symbols, tables, registers })
     }
 
     /// The names of its kernels and functions.
@@ -327,6 +361,18 @@ pub(super) mod tests {
         assert!(!symbol(before, hole("g")).became(&symbol(after, hole("h"))));
         assert!(!symbol(before, Vec::new()).became(&symbol(after, Vec::new())));
         assert!(!symbol(before, hole("g")).became(&symbol(&[7; 32], hole("g"))));
+    }
+
+    #[test]
+    fn registers_are_noted_by_function() {
+        // As ptxas writes them: the stack and registers of symbol 12, a value, symbol 99's.
+        let notes = [
+            4, 0x11, 8, 0, 12, 0, 0, 0, 0, 0, 0, 0, 4, 0x2f, 8, 0, 12, 0, 0, 0, 24, 0, 0, 0, 3,
+            0x2f, 7, 0, 4, 0x2f, 8, 0, 99, 0, 0, 0, 38, 0, 0, 0, 4, 0x2f, 9, 0, 12,
+        ];
+        let name = |index| (index == 12).then_some("foo");
+        assert_eq!(registers(&notes, name), HashMap::from([("foo", 24)]));
+        assert_eq!(registers(&notes[..20], name), HashMap::new());
     }
 
     /// Cut anywhere, with any byte changed: no panic.

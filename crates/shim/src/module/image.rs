@@ -7,7 +7,9 @@ use super::sources::Sourced;
 use super::{peek, sources};
 use kedge_cuda_types::CuError;
 use kedge_protocol::ModuleImage;
+use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// `__fatBinC_Wrapper_t`.
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
@@ -44,7 +46,7 @@ impl Bytes {
 }
 
 /// All images of one module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Images {
     images: Vec<Bytes>,
     /// They must be linked, even a single one.
@@ -53,6 +55,8 @@ pub(crate) struct Images {
     linked: Option<Vec<Bytes>>,
     /// One is a cubin whose PTX is not known.
     unknown_cubin: bool,
+    /// The registers that a cubin's functions were compiled for, for devices that compile its PTX.
+    registers: Arc<HashMap<String, u32>>,
 }
 
 #[repr(C)]
@@ -83,8 +87,9 @@ impl Images {
                 let image = unsafe { measure(addr)? };
                 if magic == ELF_MAGIC {
                     // SAFETY: `measure` found all of it.
-                    let sourced = unsafe { with_source(&image)? };
-                    return Ok(Self::of_cubin(image, sourced));
+                    let (sourced, registers) = unsafe { with_source(&image)? };
+                    let registers = Arc::new(registers);
+                    return Ok(Self { registers, ..Self::of_cubin(image, sourced) });
                 }
                 Ok(Self::one(image))
             }
@@ -92,7 +97,7 @@ impl Images {
     }
 
     fn one(image: Bytes) -> Self {
-        Self { images: vec![image], link: false, linked: None, unknown_cubin: false }
+        Self { images: vec![image], ..Self::default() }
     }
 
     /// One image of a known length.
@@ -110,14 +115,14 @@ impl Images {
             Some(Sourced::Fatbin(fatbin)) => Self::one(Bytes::Owned(fatbin.into())),
             Some(Sourced::Parts(parts)) => {
                 let images = parts.into_iter().map(|part| Bytes::Owned(part.into())).collect();
-                Self { images, link: true, linked: Some(vec![cubin]), unknown_cubin: false }
+                Self { images, link: true, linked: Some(vec![cubin]), ..Self::default() }
             }
         }
     }
 
     /// All images of `parts`, to be linked into one module.
     pub(super) fn linked(parts: impl IntoIterator<Item = Images>) -> Self {
-        let mut all = Self { images: Vec::new(), link: true, linked: None, unknown_cubin: false };
+        let mut all = Self { link: true, ..Self::default() };
         for part in parts {
             if let Some(made) = part.linked {
                 all.linked.get_or_insert_with(|| all.images.clone()).extend(made);
@@ -133,6 +138,11 @@ impl Images {
     /// Whether one is a cubin whose PTX is not known.
     pub(super) fn have_unknown_cubin(&self) -> bool {
         self.unknown_cubin
+    }
+
+    /// The registers of a thread, by function, where a compiler has told.
+    pub(super) fn registers(&self) -> Arc<HashMap<String, u32>> {
+        self.registers.clone()
     }
 
     /// Copies what still lies in the program's memory.
@@ -215,7 +225,7 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
     if !images.is_empty() {
         // SAFETY: the wrapper's data is a fatbin, or NULL where there is none.
         let linked = unsafe { measure(wrapper.data) }.ok().map(|image| vec![image]);
-        return Ok(Images { images, link: true, linked, unknown_cubin: false });
+        return Ok(Images { images, link: true, linked, ..Images::default() });
     }
     // SAFETY: the wrapper's data is a fatbin.
     Ok(Images::one(unsafe { measure(wrapper.data)? }))
@@ -246,22 +256,24 @@ unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
     };
     let (images, made) = (list()?, list()?);
     let linked = (!made.is_empty()).then_some(made);
-    Ok(Images { images, link: true, linked, unknown_cubin: false })
+    Ok(Images { images, link: true, linked, ..Images::default() })
 }
 
-/// Returns a cubin together with the PTX that it was made from, if that is known.
+type OfCubin = (Option<Sourced>, HashMap<String, u32>);
+
+/// Returns the PTX that a cubin was made from, if that is known, and its functions' registers.
 ///
 /// # Safety
 /// The image is where it was measured.
-unsafe fn with_source(image: &Bytes) -> Result<Option<Sourced>, CuError> {
-    let Bytes::Borrowed { addr, len } = *image else { return Ok(None) };
+unsafe fn with_source(image: &Bytes) -> Result<OfCubin, CuError> {
+    let Bytes::Borrowed { addr, len } = *image else { return Ok(Default::default()) };
     if len > sources::MAX_CUBIN {
-        return Ok(None);
+        return Ok(Default::default());
     }
     let mut cubin = vec![0; len as usize];
     // SAFETY: as the caller promises.
     unsafe { peek::bytes(addr, &mut cubin)? };
-    Ok(sources::with_source(&cubin))
+    Ok((sources::with_source(&cubin), sources::registers(&cubin)))
 }
 
 /// Finds the length of a fatbin container, an ELF file or PTX text.

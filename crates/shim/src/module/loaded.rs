@@ -26,6 +26,9 @@ pub(crate) struct Module {
     ctx: CtxId,
     device: u32,
     contents: Mutex<Contents>,
+    /// The most registers that a thread is told to have, by kernel: what a compiler gave the cubin
+    /// whose PTX runs instead.
+    registers: Arc<HashMap<String, u32>>,
     /// The names of all its kernels, once somebody has wanted them.
     names: OnceLock<Vec<String>>,
 }
@@ -128,6 +131,7 @@ impl Module {
             ctx: ctx.id(),
             device: ctx.ordinal(),
             contents: Mutex::default(),
+            registers: if exact { images.registers() } else { Arc::default() },
             names: OnceLock::new(),
         });
         made.ok_or_else(|| CuError::OUT_OF_MEMORY.into())
@@ -198,7 +202,7 @@ impl Module {
         // Locked through the round trip, so that numbers are given in the order in which the proxy
         // hears of them. Launches do not come here.
         let mut contents = self.contents();
-        let index = contents.kernel(self.id, name)?;
+        let index = contents.kernel(self.id, name, &self.registers)?;
         let gone = contents.gone;
         let looked = &mut contents.kernels[index as usize];
         if let Some(function) = &looked.function {
@@ -215,7 +219,7 @@ impl Module {
 
     /// Whether there is a kernel of that name: NOT_FOUND if not.
     pub(crate) fn check_kernel(&self, name: &str) -> Result<(), CuError> {
-        self.contents().kernel(self.id, name).map(drop)
+        self.contents().kernel(self.id, name, &self.registers).map(drop)
     }
 
     /// The first `most` functions.
@@ -249,14 +253,21 @@ impl Contents {
     }
 
     /// The number of the kernel of that name in this module, given now if it has none.
-    fn kernel(&mut self, module: ModuleId, name: &str) -> Result<u32, CuError> {
+    fn kernel(
+        &mut self,
+        module: ModuleId,
+        name: &str,
+        registers: &HashMap<String, u32>,
+    ) -> Result<u32, CuError> {
         if let Some(index) = self.by_name.get(name) {
             return Ok(*index);
         }
         self.check()?;
         let index = self.kernels.len() as u32;
         let call = Call::Kernel { module, index, name: text(name)? };
-        let info = session::get()?.call::<Result<KernelInfo, u32>>(&call)?.map_err(CuError)?;
+        let mut info = session::get()?.call::<Result<KernelInfo, u32>>(&call)?.map_err(CuError)?;
+        info.registers =
+            registers.get(name).map_or(info.registers, |most| info.registers.min(*most));
         self.kernels.push(Looked { info: Arc::new(info), function: None });
         self.by_name.insert(name.to_owned(), index);
         Ok(index)

@@ -9,7 +9,7 @@ use super::linked::{self, Input};
 use crate::entry::log_once;
 use crate::session;
 use kedge_kernel_cache::{CacheError, Digest, KernelCache};
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What is remembered, in bytes and in number; the oldest is forgotten first.
@@ -191,6 +191,12 @@ pub(super) enum Sourced {
     Fatbin(Vec<u8>),
     /// The PTX texts that it was linked of, to be linked where it does not run.
     Parts(Vec<Vec<u8>>),
+}
+
+/// How many registers a thread of each function has in a cubin, as its compiler has told.
+pub(super) fn registers(cubin: &[u8]) -> HashMap<String, u32> {
+    let registers = Cubin::parse(cubin).map(|cubin| cubin.registers).unwrap_or_default();
+    registers.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 /// Returns a cubin with the PTX that it was made from. `None` where that is not known.
