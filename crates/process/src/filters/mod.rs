@@ -236,10 +236,12 @@ fn may_suspend() -> bool {
         let follows = parent.follow().is_ok();
         // SAFETY: plain calls; no destructor runs.
         unsafe {
-            while follows {
+            if !follows {
+                libc::_exit(1);
+            }
+            loop {
                 libc::pause();
             }
-            libc::_exit(1);
         }
     }
     if child < 0 {
