@@ -1,6 +1,7 @@
 // A linker in small: offers relocatable cubins and their PTX to the driver's compile cache, as
-// nvJitLink does (`PTX CUBIN`, any number), then loads cubins that were linked of them (`-- LINKED`,
-// any number) and prints of each what its kernel leaves and how many registers that has.
+// nvJitLink does (`PTX CUBIN`, any number), then loads cubins that were linked of them
+// (`-- LINKED`, any number) and prints of each what its kernel leaves and how many registers that
+// has.
 #include "../programs/check.h"
 #include <cuda.h>
 #include <cstring>
