@@ -3,11 +3,16 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::host;
+use kedge_tests::job::send;
 use kedge_tests::network::{ADDRESS, Network, until};
 use kedge_tests::server::Served;
 use kedge_tests::world::stderr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// A lender, whom alice and bob know.
 fn network(name: &str) -> Option<Network> {
@@ -243,4 +248,67 @@ fn damaged_limits_let_their_key_have_nothing() {
     network.text("lender", &["keys", "limit", "alice", "--none"]);
     let (output, log) = tries(&network, "alice", &server.address, "again");
     assert!(output.status.success(), "{output:?} {log}");
+}
+
+/// A job of a user's that launches kernels without end, and how often some have been over.
+struct Turns {
+    child: Child,
+    count: Arc<AtomicUsize>,
+}
+
+impl Turns {
+    fn start(network: &Network, user: &str, gpu: &str, job: &str, numbers: [&str; 2]) -> Turns {
+        let program = host("gpu_turns.cu", "gpu_turns", &["-O1", "-arch=sm_80"]);
+        let program = program.display().to_string();
+        let [rounds, ahead] = numbers;
+        let run = ["run", "--gpu", gpu, "--job", job, "--", &program, rounds, ahead, "100000000"];
+        let mut child = network.kedge(user, &run).stdout(Stdio::piped()).spawn().expect("kedge");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let count = Arc::<AtomicUsize>::default();
+        let own = count.clone();
+        thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|_| _ = own.fetch_add(1, Ordering::SeqCst));
+        });
+        Turns { child, count }
+    }
+
+    fn so_far(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        send("TERM", &[self.child.id()]);
+        let _ = self.child.wait();
+    }
+}
+
+/// Three sessions of one key and one of another's, all with kernels without end: both keys get as
+/// much done in the same time.
+#[test]
+fn a_key_with_more_sessions_has_no_more_of_a_device() {
+    let Some(network) = network("lmturns") else { return };
+    let server = serve(&network);
+    let gpu = format!("{}/0", server.address);
+    let start = |user, job| Turns::start(&network, user, &gpu, job, ["20000", "4"]);
+    let alices = ["one", "two", "three"].map(|job| start("alice", job));
+    let bobs = start("bob", "bobs");
+    until("work of all", || alices.iter().chain([&bobs]).all(|it| it.so_far() > 0));
+    let all = || (alices.iter().map(Turns::so_far).sum::<usize>(), bobs.so_far());
+    let before = all();
+    thread::sleep(Duration::from_secs(6));
+    let after = all();
+    let (hers, his) = (after.0 - before.0, after.1 - before.1);
+    let share = his as f64 / (hers + his) as f64;
+    println!("one of two keys has {share:.2} of what is done");
+    assert!((0.38..0.62).contains(&share), "{share:.2} of it all: {his} beside {hers}");
+    // None of hers is left out; and once nobody else is there, each is as free as before.
+    let moves = |it: &Turns| {
+        let before = it.so_far();
+        until("another's work", || it.so_far() > before);
+    };
+    alices.iter().for_each(moves);
+    drop(bobs);
+    alices.iter().for_each(moves);
 }

@@ -23,6 +23,11 @@ pub const MEMORY: usize = 0;
 pub const RECEIVED: usize = 1;
 pub const SENT: usize = 2;
 pub const PAUSED: usize = 3;
+/// What work the session's devices have ([`Work::bits`]), and until when, in nanoseconds of the
+/// monotonic clock, it hands over few launches at a time, and none: the server alone writes those.
+pub const WORK: usize = 4;
+pub const PACED: usize = 5;
+pub const HELD: usize = 6;
 /// The tenant's own word: when, in nanoseconds of the monotonic clock, what has crossed will have
 /// had its time.
 pub const PAID: usize = SLOTS as usize * WORDS;
@@ -50,6 +55,39 @@ impl Counts {
             paused: self.paused.saturating_add(other.paused),
         }
     }
+}
+
+/// Whether a session's devices have work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// There is some that is not over, be it held up.
+    pub wants: bool,
+    /// Some of it is being done.
+    pub runs: bool,
+}
+
+impl Work {
+    /// Returns it as the slot has it.
+    pub fn bits(self) -> u64 {
+        u64::from(self.wants) | u64::from(self.runs) << 1
+    }
+}
+
+/// How a session may use a device that its tenant shares with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// As it likes.
+    Free,
+    /// Few launches at a time: others of its tenant are to have their turns.
+    Paced,
+    /// None: another of its tenant has the turn.
+    Held,
+}
+
+/// Nanoseconds of the monotonic clock, which all processes of a machine have.
+pub fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// The seals that a file has whose length stays.
@@ -112,6 +150,31 @@ impl Account {
         Counts { memory, received, sent, paused: word(PAUSED) }
     }
 
+    /// Returns what work a slot says that there is.
+    pub fn work(&self, slot: u32) -> Work {
+        let mut bits = [0; 8];
+        if slot >= SLOTS || pread(&self.0, &mut bits, at(slot) + WORK as u64 * 8).is_err() {
+            return Work::default();
+        }
+        let bits = u64::from_ne_bytes(bits);
+        Work { wants: bits & 1 != 0, runs: bits & 2 != 0 }
+    }
+
+    /// Tells a slot's session how it may use its devices, until a moment: without another word it
+    /// is free then.
+    pub fn set_turn(&self, slot: u32, turn: Turn, until: u64) {
+        let [paced, held] = match turn {
+            Turn::Free => [0, 0],
+            Turn::Paced => [until, 0],
+            Turn::Held => [until, until],
+        };
+        let words = [paced.to_ne_bytes(), held.to_ne_bytes()].concat();
+        if slot < SLOTS {
+            // As below.
+            let _ = pwrite(&self.0, &words, at(slot) + PACED as u64 * 8);
+        }
+    }
+
     /// Has a slot say nothing, and returns what it said. Its proxy has ended.
     pub fn clear(&self, slot: u32) -> Counts {
         let counts = self.counts(slot);
@@ -148,6 +211,25 @@ mod tests {
         assert_eq!((account.clear(1), account.counts(1)), (first, Counts::default()));
         assert_eq!(account.counts(2).received, 9);
         assert_eq!((account.counts(SLOTS), account.clear(SLOTS)), Default::default());
+    }
+
+    #[test]
+    fn work_and_turns_are_told() {
+        let account = Account::new().unwrap();
+        let work = Work { wants: true, runs: false };
+        pwrite(account.file(), &work.bits().to_ne_bytes(), at(2) + WORK as u64 * 8).unwrap();
+        assert_eq!((account.work(2), account.work(1)), (work, Work::default()));
+        let both = Work { runs: true, ..work };
+        pwrite(account.file(), &both.bits().to_ne_bytes(), at(2) + WORK as u64 * 8).unwrap();
+        assert_eq!((account.work(2), account.work(SLOTS)), (both, Work::default()));
+        for (turn, paced, held) in [(Turn::Held, 9, 9), (Turn::Paced, 8, 0), (Turn::Free, 0, 0)] {
+            account.set_turn(2, turn, paced);
+            account.set_turn(SLOTS, turn, 7);
+            let mut words = [0; 16];
+            pread(account.file(), &mut words, at(2) + PACED as u64 * 8).unwrap();
+            assert_eq!(words.as_chunks::<8>().0, &[paced, held].map(u64::to_ne_bytes));
+        }
+        assert_eq!(account.work(2), both);
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub struct Pool {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Jobs and grids in the queue: lets a worker stay with its grid without asking.
+    /// Jobs and grids in the queue, and one more while grids are held: lets a worker stay with its
+    /// grid without asking.
     waiting: AtomicUsize,
 }
 
@@ -34,6 +35,10 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// Grids with blocks to run, in turn.
     grids: VecDeque<Arc<Grid>>,
+    /// No block of theirs is begun or gone on with.
+    held: bool,
+    /// Workers that are at one.
+    running: usize,
     closed: bool,
 }
 
@@ -89,6 +94,21 @@ impl Pool {
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
         self.shared.wake.notify_one();
     }
+
+    /// Has grids wait, or go on; jobs go on. Returns whether a block is being run.
+    pub fn hold(&self, held: bool) -> bool {
+        let mut queue = self.shared.lock();
+        match (queue.held, held) {
+            (false, true) => _ = self.shared.waiting.fetch_add(1, Ordering::Relaxed),
+            (true, false) => {
+                self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+                self.shared.wake.notify_all();
+            }
+            _ => {}
+        }
+        queue.held = held;
+        queue.running > 0
+    }
 }
 
 impl Drop for Pool {
@@ -103,20 +123,24 @@ impl Shared {
         self.queue.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Waits for work. None: the pool is closed.
-    fn next(&self) -> Option<Work> {
+    /// Waits for work. None: the pool is closed. `ran`: what it gave before was a block.
+    fn next(&self, mut ran: bool) -> Option<Work> {
         loop {
             // Let go of without the lock: a grid may hold the last reference to this very pool,
             // whose end takes the lock.
             let mut finished = Vec::new();
             let mut queue = self.lock();
+            queue.running -= usize::from(std::mem::take(&mut ran));
             if let Some(job) = queue.jobs.pop_front() {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 return Some(Work::Job(job));
             }
-            while let Some(grid) = queue.grids.pop_front() {
+            while !queue.held
+                && let Some(grid) = queue.grids.pop_front()
+            {
                 if let Some(unit) = grid.take() {
                     queue.grids.push_back(grid.clone());
+                    queue.running += 1;
                     return Some(Work::Block(grid, unit));
                 }
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -155,7 +179,9 @@ impl Worker {
     }
 
     fn work(mut self) {
-        while let Some(work) = self.shared.clone().next() {
+        let mut ran = false;
+        while let Some(work) = self.shared.clone().next(ran) {
+            ran = matches!(work, Work::Block(..));
             match work {
                 Work::Job(job) => job(),
                 Work::Block(grid, unit) => self.run_grid(&grid, unit),
@@ -204,5 +230,26 @@ impl Worker {
                 grid.finish(Some(fault));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn jobs_go_on_while_grids_are_held() {
+        let pool = Pool::new(1).unwrap();
+        assert!(!pool.hold(true) && !pool.hold(true));
+        let (sends, ran) = channel();
+        let again = sends.clone();
+        pool.spawn(Box::new(move || sends.send(1).unwrap()));
+        assert_eq!(ran.recv_timeout(Duration::from_secs(20)), Ok(1));
+        assert!(!pool.hold(false));
+        assert_eq!(pool.shared.waiting.load(Ordering::Relaxed), 0);
+        pool.spawn(Box::new(move || again.send(2).unwrap()));
+        assert_eq!(ran.recv_timeout(Duration::from_secs(20)), Ok(2));
     }
 }

@@ -248,6 +248,14 @@ pub trait Backend: Send + Sync {
         self.is_idle()
     }
 
+    /// Holds kernels up, or lets them go on: no block of theirs begins or goes on while they are
+    /// held, and those that run stop within moments. Returns whether any runs; `None`: this cannot
+    /// be done here. Called on any thread.
+    fn hold(&self, held: bool) -> Option<bool> {
+        let _ = held;
+        None
+    }
+
     /// What other processes' backends may open; `None`: nothing.
     fn interprocess(&self) -> Option<&dyn Interprocess> {
         None

@@ -1,7 +1,9 @@
 //! A session's slot in its tenant's account ([`kedge_control::account`]), mapped: what this proxy
 //! has of the devices, and how much its tenant may have.
 
-use kedge_control::account::{self, BYTES, MEMORY, PAID, PAUSED, RECEIVED, SENT, SLOTS, WORDS};
+use kedge_control::account::{
+    self, BYTES, HELD, MEMORY, PACED, PAID, PAUSED, RECEIVED, SENT, SLOTS, WORDS, WORK, Work, now,
+};
 use kedge_protocol::DeviceInfo;
 use kedge_remote::{Meter, Terms};
 use rustix::fs::{FlockOperation, flock};
@@ -175,10 +177,29 @@ const BURST: u64 = 250_000_000;
 /// For which nothing is read, at most at once: a newer connection waits for it.
 const LONGEST_PAUSE: u64 = 1_000_000_000;
 
-/// Nanoseconds of the monotonic clock, which all processes of a machine have.
-fn now() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+/// The longest for which a word of the account holds a session up.
+const LONGEST_HOLD: u64 = 1_000_000_000;
+
+impl Account {
+    /// Says what work this session's devices have.
+    pub(crate) fn works(&self, work: Work) {
+        self.own(WORK).store(work.bits(), Ordering::Relaxed);
+    }
+
+    fn is_before(&self, word: usize) -> bool {
+        let left = self.own(word).load(Ordering::Relaxed).saturating_sub(now());
+        0 < left && left < LONGEST_HOLD
+    }
+
+    /// Returns whether another session of the tenant has its turn.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_before(HELD)
+    }
+
+    /// Returns whether others are to have theirs soon.
+    pub(crate) fn is_paced(&self) -> bool {
+        self.is_before(PACED)
+    }
 }
 
 impl Account {
@@ -216,9 +237,30 @@ impl Meter for Account {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_control::account::Turn as Told;
 
     fn mapped(server: &account::Account, slot: u32, memory: Option<u64>) -> Account {
         Account::map(&server.open().unwrap(), &Terms { slot, memory, bandwidth: None }).unwrap()
+    }
+
+    #[test]
+    fn a_turn_ends_without_another_word() {
+        let server = account::Account::new().unwrap();
+        let own = mapped(&server, 3, None);
+        assert!(!own.is_held() && !own.is_paced());
+        server.set_turn(3, Told::Held, now() + 50_000_000);
+        assert!(own.is_held() && own.is_paced() && !mapped(&server, 2, None).is_held());
+        while own.is_held() {
+            thread::yield_now();
+        }
+        server.set_turn(3, Told::Paced, now() + LONGEST_HOLD / 2);
+        assert!(!own.is_held() && own.is_paced());
+        // Nobody is held for long by what another process has written there.
+        server.set_turn(3, Told::Held, u64::MAX);
+        assert!(!own.is_held() && !own.is_paced());
+        own.works(Work { wants: true, runs: true });
+        assert_eq!(server.work(3), Work { wants: true, runs: true });
+        assert_eq!(server.work(2), Work::default());
     }
 
     #[test]

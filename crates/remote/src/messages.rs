@@ -89,6 +89,9 @@ wire! {
         Notice = 2 { text: Text<LINE> },
         /// The session is over.
         End = 3 { why: Text<LINE> },
+        /// From here on it tells its account what work its devices have, and heeds the turns that
+        /// it has there, or not any more.
+        Turns = 4 { on: bool },
     }
 
     /// From the server to a session's proxy, first: which slot it has of its tenant's account,

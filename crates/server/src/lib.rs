@@ -17,7 +17,9 @@ mod refusal;
 mod said;
 mod sessions;
 mod start;
+mod taking;
 mod tenants;
+mod turns;
 
 pub use figures::{Figures, TenantFigures, Watch};
 pub use homes::Users;
@@ -415,6 +417,25 @@ impl Lender {
         Ok(Some(owner))
     }
 
+    /// A session has begun: has sessions take turns where those of different tenants are on one
+    /// device.
+    fn take_turns(self: &Arc<Lender>, key: &SessionKey) {
+        if !self.sessions.has_begun(key) {
+            return;
+        }
+        let lender = self.clone();
+        let take = move || {
+            while lender.sessions.take_turns() {
+                thread::sleep(turns::TICK);
+            }
+        };
+        let takes = thread::Builder::new().name("turns".into()).stack_size(128 << 10).spawn(take);
+        if let Err(error) = takes {
+            self.sessions.give_turns_up();
+            self.trouble(format!("sessions share devices as processes do, not by key: {error}"));
+        }
+    }
+
     fn refuse(
         &self,
         who: Option<&Client>,
@@ -479,6 +500,7 @@ impl Lender {
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
         (self.say)(&begins);
+        self.take_turns(&key);
         waits.map(drop).and(offered).map_err(|error| error.to_string()).and(handed)
     }
 }

@@ -6,6 +6,7 @@ use crate::homes::Owner;
 use crate::past::Past;
 use crate::refusal::Refusal;
 use crate::start::{self, Started};
+use crate::taking::Taking;
 use crate::tenants::{Place, Tenants};
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, Fingerprint, Limits, Name, Secrets};
@@ -54,6 +55,7 @@ pub(crate) struct Open {
     pub(crate) by_key: HashMap<SessionKey, Session>,
     pub(crate) tenants: Tenants,
     past: Past,
+    pub(crate) taking: Taking,
     /// No session begins any more; nothing does.
     pub(crate) ending: bool,
     over: bool,
@@ -143,7 +145,7 @@ pub(crate) struct Asked<'a> {
 pub(crate) struct Session {
     pub(crate) kind: Kind,
     /// Its slot in its tenant's account, if it is a client's.
-    place: Option<Place>,
+    pub(crate) place: Option<Place>,
     /// As its near end tells it.
     job: JobKey,
     /// Those that it is on, by the server's numbers.
@@ -157,8 +159,11 @@ pub(crate) struct Session {
     /// Why it was ended, if it was.
     ended: Option<&'static str>,
     /// The way to its proxy.
-    channel: Arc<Channel>,
+    pub(crate) channel: Arc<Channel>,
     pid: u32,
+    /// Its proxy has its terms, and has been told to heed turns.
+    pub(crate) has_begun: bool,
+    pub(crate) takes_turns: bool,
 }
 
 /// A proxy that has been started for a session, and waits for its line's secrets.
@@ -218,6 +223,8 @@ impl Sessions {
             ended,
             channel: own,
             pid,
+            has_begun: false,
+            takes_turns: false,
         };
         open.by_key.insert(key, session);
         Ok(Begun { proxy, words, channel, place, gpu: chosen.gpu })

@@ -504,6 +504,10 @@ impl Backend for SoftBackend {
         self.runtime.is_at_rest()
     }
 
+    fn hold(&self, held: bool) -> Option<bool> {
+        Some(self.runtime.pool.hold(held))
+    }
+
     fn interprocess(&self) -> Option<&dyn Interprocess> {
         Some(self)
     }

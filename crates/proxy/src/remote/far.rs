@@ -6,6 +6,7 @@ use super::mirror::Mirror;
 use super::outlet::{self, Line, LineOutlet};
 use super::restore::arenas;
 use super::staged::{FarMemory, Staged};
+use super::turns::Turns;
 use super::{Touches, shared_in, shares, touches};
 use crate::account::Account;
 use crate::backend;
@@ -139,7 +140,9 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let tells = line.clone();
     // A line that is broken is found out by who reads it.
     let tell = move |message: &ToNear| drop(tells.say_now(message));
-    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, image, tell)?;
+    let turns = Turns::new(account.clone());
+    let heeds = turns.clone();
+    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, heeds, image, tell)?;
     let mut frames = Frames::new(receiver);
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;
@@ -162,12 +165,13 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     };
     let executor = executor.of_far_client();
     line.set_backend(&executor.backend());
+    turns.set_backend(&executor.backend());
     images.set_room(executor.room());
     if start.restore {
         outlet::answer(&line, Answer::Yes {})?;
     }
     let gpu = options.backend.gpu.to_string();
-    FarEnd { executor, line, staged, frames, images, gpu, arena: own_arena }.run()
+    FarEnd { executor, turns, line, staged, frames, images, gpu, arena: own_arena }.run()
 }
 
 /// Returns what a client on another machine is told of a device. Software devices have managed
@@ -374,6 +378,7 @@ fn end_now(status: i32) -> ! {
 
 struct FarEnd {
     executor: Local,
+    turns: Arc<Turns>,
     line: Arc<Line>,
     staged: Arc<Mutex<Staged>>,
     frames: Frames<Receiver<Handed>>,
@@ -427,6 +432,7 @@ impl FarEnd {
         if shares(&message) {
             self.line.something_is_shared();
         }
+        self.turns.before(&message);
         self.line.lent.note(&message);
         let works = self.line.work_begins(touches(&message, &self.line.lent));
         self.executor.execute(Incoming { seq, message, reply_to });

@@ -1,5 +1,6 @@
 //! Connections of a session's links, as the server hands them over.
 
+use super::turns::Turns;
 use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
     Accepted, Connections, FIRST_IMAGE, HandedOver, Handover, Inlet, Links, Meter, Receiver,
@@ -53,6 +54,7 @@ pub(super) struct ImageLink {
 
 /// What the server says, but for what it says of an image's bytes.
 struct Hearing<I, T> {
+    turns: Arc<Turns>,
     links: [Joins; 2],
     /// Of images' bytes, by number.
     images: HashMap<u32, (Arc<Links>, Joins)>,
@@ -80,6 +82,7 @@ pub(super) fn hear(
     links_of: &Arc<Links>,
     reconnect_ms: u32,
     begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
+    turns: Arc<Turns>,
     image: impl Fn(ImageLink) + Send + 'static,
     tell: impl Fn(&ToNear) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
@@ -89,7 +92,8 @@ pub(super) fn hear(
     let line = begin(Received { line, aside })?;
     let links = [to_line, to_aside];
     let meter = links_of.meter();
-    let mut hearing = Hearing { links, images: HashMap::new(), patience, image, tell, meter };
+    let mut hearing =
+        Hearing { turns, links, images: HashMap::new(), patience, image, tell, meter };
     let hear = move || hearing.hear_all(&control);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
     Ok(line)
@@ -128,6 +132,8 @@ impl<I: Fn(ImageLink), T: Fn(&ToNear)> Hearing<I, T> {
                 }
                 HandedOver::Notice { text } => (self.tell)(&ToNear::Line { text }),
                 // Its near end lets go of the line then, which ends this proxy.
+                // Without a thread for them nobody is held up, and nobody else can help it.
+                HandedOver::Turns { on } => drop(self.turns.heed(on)),
                 HandedOver::End { why } => (self.tell)(&ToNear::Closed { why }),
             }
         }

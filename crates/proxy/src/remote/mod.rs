@@ -19,6 +19,7 @@ pub(crate) mod session;
 mod staged;
 mod stand_in;
 mod ticker;
+mod turns;
 
 use crate::shared::MAX_ALIASES;
 use kedge_cuda_types::arena;

@@ -1,0 +1,92 @@
+//! How a server's sessions hear whose turn it is: by their slots of their tenants' accounts.
+
+use crate::sessions::{Kind, Open, Session, Sessions};
+use crate::turns::{Seen, Turns};
+use kedge_control::account::{self, Turn};
+use kedge_keys::{Name, Secrets};
+use kedge_remote::{HandedOver, SessionKey};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// For which a turn holds without another word: a server that has ended holds nobody.
+const HOLDS: Duration = Duration::from_millis(100);
+/// For a proxy to take a message: there is room unless it is stuck, and others wait meanwhile.
+const NOTICE: Duration = Duration::from_millis(1);
+
+/// Whose turn it is, and whether a thread sees to it.
+#[derive(Debug, Default)]
+pub(crate) struct Taking {
+    turns: Turns,
+    by_thread: bool,
+}
+
+impl Open {
+    /// Returns the sessions, as they are seen now.
+    fn seen(&self) -> Vec<Seen<'_>> {
+        let mut tenants: HashMap<Option<&Name>, usize> = HashMap::new();
+        let all = self.by_key.iter().filter(|(_, it)| it.kind == Kind::Devices && it.has_begun);
+        let seen = all.map(|(key, session)| {
+            let next = tenants.len();
+            let tenant = *tenants.entry(session.name()).or_insert(next);
+            let work = session.place.as_ref().map(|place| place.account.work(place.slot));
+            Seen { key: *key, tenant, devices: &session.devices, work: work.unwrap_or_default() }
+        });
+        seen.collect()
+    }
+}
+
+impl Sessions {
+    /// A session's proxy has its terms, and may be told more. Returns whether sessions of
+    /// different tenants are on one device and nobody sees to their turns: whoever hears that does
+    /// from here on.
+    pub(crate) fn has_begun(&self, key: &SessionKey) -> bool {
+        let mut open = self.locked();
+        open.by_key.get_mut(key).into_iter().for_each(|session| session.has_begun = true);
+        let seen = open.seen();
+        let begins = !open.taking.by_thread && seen.iter().any(|it| it.is_shared(&seen));
+        open.taking.by_thread |= begins;
+        begins
+    }
+
+    /// Nobody sees to them after all.
+    pub(crate) fn give_turns_up(&self) {
+        self.locked().taking.by_thread = false;
+    }
+
+    /// Tells each session whose turn it is. Returns whether that is to go on.
+    pub(crate) fn take_turns(&self) -> bool {
+        let mut locked = self.locked();
+        let open = &mut *locked;
+        let mut turns = std::mem::take(&mut open.taking.turns);
+        let seen = open.seen();
+        let told: Vec<(SessionKey, bool, Turn)> = turns
+            .look(&seen, Instant::now())
+            .into_iter()
+            .zip(&seen)
+            .map(|(turn, it)| (it.key, it.is_shared(&seen), turn))
+            .collect();
+        let until = account::now() + HOLDS.as_nanos() as u64;
+        let mut goes_on = false;
+        for (key, shared, turn) in told {
+            goes_on |= shared;
+            if let Some(session) = open.by_key.get_mut(&key) {
+                session.takes_turns(shared);
+                session.place.iter().for_each(|it| it.account.set_turn(it.slot, turn, until));
+            }
+        }
+        open.taking = Taking { turns, by_thread: goes_on };
+        goes_on
+    }
+}
+
+impl Session {
+    /// Tells its proxy whether to heed turns. One that has stopped taking messages is not told, as
+    /// one that is taken over need not listen.
+    fn takes_turns(&mut self, on: bool) {
+        if self.takes_turns != on {
+            let what = (HandedOver::Turns { on }, None::<Secrets>);
+            let _ = self.channel.send(&what, &[], NOTICE);
+            self.takes_turns = on;
+        }
+    }
+}
