@@ -265,9 +265,7 @@ fn ptx_text(image: &[u8], target: Target) -> Result<String, LoadError> {
             }
         }
         fatbin::Kind::Elf => Err(only_machine_code("the image is a cubin")),
-        fatbin::Kind::NvvmOrLto => {
-            Err(error(CuError::NOT_SUPPORTED, "the image is NVVM or LTO code, not PTX".to_owned()))
-        }
+        fatbin::Kind::NvvmOrLto => Err(error(CuError::NOT_SUPPORTED, COMPILERS_OWN.to_owned())),
         fatbin::Kind::Unknown => {
             let what = "the image is no fatbin, cubin or PTX text";
             Err(error(CuError::INVALID_IMAGE, what.to_owned()))
@@ -286,6 +284,10 @@ fn no_ptx(images: &[fatbin::Image<'_>]) -> LoadError {
         None => "the fatbin holds machine code and no PTX".to_owned(),
     })
 }
+
+/// Of an image that is in a form between compilers.
+const COMPILERS_OWN: &str = "the image is LTO-IR or NVVM IR, which only NVIDIA's compilers read: \
+                             have nvJitLink link it to PTX or a cubin (-lto), or compile to PTX";
 
 fn only_machine_code(what: &str) -> LoadError {
     let sm = spec::SM;

@@ -4,6 +4,7 @@
 //! the job's supervisor.
 
 mod far;
+mod places;
 mod soft;
 
 use crate::backend::BackendConfig;

@@ -1,5 +1,6 @@
 //! What is known of software devices, as NVML's functions tell it.
 
+use super::places;
 use crate::backend::{BackendConfig, soft_config};
 use kedge_cuda_types::attribute as a;
 use kedge_protocol::DeviceInfo;
@@ -15,6 +16,9 @@ const DRIVER_BRANCH: &str = "r580_00";
 const NVML_VERSION: &str = "13.580.0";
 /// nvmlDeviceArchitecture_t: Hopper, as the compute capability says.
 const HOPPER: u32 = 9;
+
+/// nvmlAffinityScope_t: the wider one of two.
+const SOCKET: u64 = 1;
 
 /// NVML_STRUCT_VERSION(Memory, 2): version, total, reserved, free, used.
 const MEMORY_V2: u32 = 40 | 2 << 24;
@@ -85,6 +89,10 @@ impl Devices {
             }
             "nvmlDeviceGetArchitecture" => word(HOPPER),
             "nvmlDeviceGetComputeMode" | "nvmlDeviceIsMigDeviceHandle" => word(0),
+            "nvmlDeviceGetCpuAffinity" | "nvmlDeviceGetCpuAffinityWithinScope" => {
+                given.mask(1, &places::processors())
+            }
+            "nvmlDeviceGetMemoryAffinity" => given.mask(1, &places::nodes()),
             "nvmlDeviceGetP2PStatus" => {
                 self.info(given.device(1).unwrap_or(u64::MAX))?;
                 // NVML_P2P_STATUS_OK: one memory holds them all.
@@ -168,6 +176,15 @@ impl Given<'_> {
     /// The device there, if there is to be one.
     fn device(&self, at: usize) -> Option<u64> {
         (self.0.kinds.get(at) == Some(&Kind::Device)).then(|| self.number(at))
+    }
+
+    /// A mask in as many words as are said there, for a scope that there is.
+    fn mask(&self, at: usize, places: &[usize]) -> Told {
+        match (self.number(at), self.number(at + 1)) {
+            (0, _) => Err(INVALID_ARGUMENT),
+            (_, scope) if scope > SOCKET => Err(INVALID_ARGUMENT),
+            (count, _) => Ok(vec![places::mask(places, count)]),
+        }
     }
 
     /// Text and its NUL, where there is room for both.
@@ -285,6 +302,7 @@ mod tests {
                     Kind::Out(size) => assert_eq!(result.len(), *size as usize, "{}", row.name),
                     Kind::Handle => assert_eq!(result.len(), 4, "{}", row.name),
                     Kind::Room => assert_eq!(result.last(), Some(&0), "{}", row.name),
+                    Kind::Array(size) => assert_eq!(result.len(), *size as usize, "{}", row.name),
                     _ => {
                         assert_eq!(result.len() as u32, version_of(row.name) & 0xff_ffff);
                         let version = version_of(row.name).to_le_bytes();
@@ -293,8 +311,16 @@ mod tests {
                 }
             }
         }
-        assert!(answered >= 18, "{answered}");
+        assert!(answered >= 21, "{answered}");
         assert_eq!(devices.ask("nvmlDeviceGetName", &[]).status, INVALID_ARGUMENT);
+        let affinity = |words: u64, scope: u64| {
+            let arguments = [0, words, scope].map(|value| Argument::Number { value });
+            devices.ask("nvmlDeviceGetCpuAffinityWithinScope", &arguments).status
+        };
+        assert_eq!(
+            [(0, 0), (2, 0), (2, 1), (2, 2)].map(|(n, scope)| affinity(n, scope)),
+            [INVALID_ARGUMENT, 0, 0, INVALID_ARGUMENT]
+        );
         let third = [Argument::Number { value: 2 }, Argument::Number { value: 96 }];
         assert_eq!(devices.ask("nvmlDeviceGetName", &third).status, INVALID_ARGUMENT);
     }

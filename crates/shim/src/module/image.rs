@@ -5,6 +5,7 @@
 
 use super::sources::Sourced;
 use super::{peek, sources};
+use crate::entry;
 use kedge_cuda_types::CuError;
 use kedge_protocol::ModuleImage;
 use std::collections::HashMap;
@@ -15,6 +16,9 @@ use std::sync::Arc;
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const CONTAINER_MAGIC: u32 = 0xBA55_ED50;
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
+/// Images of LTO-IR and of NVVM's bitcode.
+const LTO_MAGIC: u32 = u32::from_le_bytes([0x43, 0x56, 0x4e, 0x7f]);
+const BITCODE_MAGIC: u32 = u32::from_le_bytes(*b"BC\xc0\xde");
 /// What cuLinkComplete made: the images that were linked, to be linked again by the proxy.
 const LINKED_MAGIC: u32 = u32::from_le_bytes(*b"kLNK");
 
@@ -289,6 +293,11 @@ unsafe fn measure(addr: u64) -> Result<Bytes, CuError> {
         ELF_MAGIC => unsafe { elf_len(addr)? },
         // SAFETY: text ends with a NUL.
         word if is_text(word) => unsafe { peek::text_len(addr, MAX_IMAGE)? },
+        LTO_MAGIC | BITCODE_MAGIC => {
+            return Err(entry::not_supported(
+                "an image of LTO-IR or NVVM bitcode (nvJitLink makes a cubin or PTX of it, -lto)",
+            ));
+        }
         _ => return Err(CuError::INVALID_IMAGE),
     };
     if len > MAX_IMAGE {
@@ -468,6 +477,9 @@ mod tests {
         let garbage = [0xff, 0xfe, 0xfd, 0xfc, 0];
         for image in [&b"\0\0\0\0"[..], b"ab\0\0", &garbage, &short, &long] {
             assert_eq!(places(image).unwrap_err(), CuError::INVALID_IMAGE);
+        }
+        for image in [[0x43, 0x56, 0x4e, 0x7f], *b"BC\xc0\xde"] {
+            assert_eq!(places(&image).unwrap_err(), CuError::NOT_SUPPORTED);
         }
         // SAFETY: NULL is allowed.
         let null = unsafe { Images::recognise(std::ptr::null()) };

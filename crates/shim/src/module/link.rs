@@ -18,6 +18,7 @@ const INPUT_PTX: u32 = 1;
 const INPUT_FATBINARY: u32 = 2;
 const INPUT_OBJECT: u32 = 3;
 const INPUT_LIBRARY: u32 = 4;
+const INPUT_NVVM: u32 = 5;
 
 #[derive(Debug, Default)]
 struct State {
@@ -67,6 +68,7 @@ fn check_kind(kind: u32) -> Result<(), CuError> {
         INPUT_OBJECT | INPUT_LIBRARY => {
             Err(entry::not_supported("linking a host object or library (cuLinkAddFile)"))
         }
+        INPUT_NVVM => Err(entry::not_supported("linking LTO-IR by cuLinkAddData (nvJitLink does)")),
         _ => Err(CuError::INVALID_VALUE),
     }
 }
