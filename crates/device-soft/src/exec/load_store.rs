@@ -465,6 +465,33 @@ impl Op for LoadParam64 {
     }
 }
 
+impl Access {
+    /// Hardware makes one access of a vector, which other threads see whole: a value beside a flag.
+    /// Returns the logarithm of its bytes, for a vector that others may answer; `None` where it is
+    /// accessed by its elements.
+    fn at_once(&self, at: *const u8) -> Option<u32> {
+        let bytes = usize::from(self.count as u8) << self.log2;
+        let is_vector = self.strong && self.count > 1 && bytes <= 16;
+        (is_vector && (at as usize).is_multiple_of(bytes)).then(|| bytes.trailing_zeros())
+    }
+
+    /// Element `item` of a vector of 16 bytes, extended.
+    fn item_of(&self, words: [u64; 2], item: usize) -> u64 {
+        let at = item << self.log2;
+        let bits = 8u32 << self.log2;
+        let value = words[at / 8] >> (at % 8 * 8);
+        let (left, rest) = (value << (64 - bits), 64 - bits);
+        if self.signed { (left as i64 >> rest) as u64 } else { left >> rest }
+    }
+
+    /// Puts element `item` into a vector that is 0 there.
+    fn put_into(&self, words: &mut [u64; 2], item: usize, value: u64) {
+        let at = item << self.log2;
+        let rest = 64 - (8u32 << self.log2);
+        words[at / 8] |= (value << rest >> rest) << (at % 8 * 8);
+    }
+}
+
 /// Any `ld`: op = [destinations…, base], in a list where they are more than six.
 struct LoadAny;
 
@@ -487,6 +514,14 @@ impl Op for LoadAny {
                     Ok(at) => at,
                     Err(flow) => return flow,
                 };
+                if let Some(log2) = access.at_once(at) {
+                    let words =
+                        if log2 == 4 { load_pair(at) } else { [load_scalar(at, log2, false), 0] };
+                    for (item, values) in values[..count].iter_mut().enumerate() {
+                        values[lane] = access.item_of(words, item);
+                    }
+                    continue;
+                }
                 for item in 0..count {
                     let from = at.add(item << access.log2);
                     if access.log2 == 4 {
@@ -555,6 +590,22 @@ impl Op for StoreAny {
                     Ok(at) => at,
                     Err(flow) => return flow,
                 };
+                if let Some(log2) = access.at_once(at) {
+                    let mut words = [0; 2];
+                    for (item, slot) in ops[1..=count].iter().enumerate() {
+                        let wide = access.log2 == 3 || access.wide_registers;
+                        let value = match wide {
+                            true => warp.row64(*slot)[lane],
+                            false => u64::from(warp.row32(*slot)[lane]),
+                        };
+                        access.put_into(&mut words, item, value);
+                    }
+                    match log2 {
+                        4 => store_pair(at, words),
+                        log2 => store_scalar(at, log2, words[0]),
+                    }
+                    continue;
+                }
                 for item in 0..count {
                     let to = at.add(item << access.log2);
                     let slot = ops[1 + item];
