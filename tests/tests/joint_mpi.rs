@@ -10,6 +10,7 @@ use kedge_left_out::left_out;
 use kedge_tests::job::{User, family, kedge_as, kill_all_in, send, steps_in, wait_for_steps};
 use kedge_tests::root;
 use kedge_tests::world::{World, stderr};
+use launchers::in_a_network_without_time_wait;
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -190,10 +191,12 @@ fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
 
 #[test]
 fn a_rank_of_open_mpi_that_is_killed_at_any_moment_leaves_no_half() {
-    a_rank_that_is_killed("ompik", &OPEN_MPI);
+    let test = "a_rank_of_open_mpi_that_is_killed_at_any_moment_leaves_no_half";
+    in_a_network_without_time_wait(test, || (), || a_rank_that_is_killed("ompik", &OPEN_MPI));
 }
 
 #[test]
 fn a_rank_of_mpich_that_is_killed_at_any_moment_leaves_no_half() {
-    a_rank_that_is_killed("mpichk", &MPICH);
+    let test = "a_rank_of_mpich_that_is_killed_at_any_moment_leaves_no_half";
+    in_a_network_without_time_wait(test, || (), || a_rank_that_is_killed("mpichk", &MPICH));
 }

@@ -6,9 +6,10 @@ mod support;
 use kedge_left_out::{left_out, needs_root};
 use std::path::PathBuf;
 use std::process::Command;
-use support::launchers::{MPICH, OPEN_MPI};
+use std::time::Duration;
+use support::launchers::{HOST, MPICH, OPEN_MPI, in_a_network_without_time_wait};
 use support::survive::{as_an_ordinary_user, command_survives_for, continues, installed, random};
-use support::{Folder, Running, alone, bring_back};
+use support::{Folder, Running, alone, alone_for, bring_back};
 
 /// Ranks that wait for each other without sleeping take long where cores are few.
 const STEPS: usize = 24;
@@ -42,31 +43,13 @@ fn ranks_survive(name: &str, compiler: &str, launcher: &[&str]) {
     }
 }
 
-/// Makes a host's network of an empty one: `$0` is its address.
-const HOST: &str = "ip link set lo up && ip link add kedge0 type veth peer name kedge1 && \
-    ip addr add $0/24 dev kedge0 && ip link set kedge0 up && ip link set kedge1 up";
-
-/// Set in a process of this program whose network keeps no closed connections.
-const NETWORK: &str = "KEDGE_TEST_NETWORK";
-
-/// Runs `work` in a process of its own, by the test of that name, in a network in which a closed
-/// connection is gone at once. Launchers close connections as they begin: a restart that follows so
-/// soon waits a minute for their ports (TIME-WAIT), as the one of `mpich_goes_on_over_tcp` does.
-fn in_a_network_without_time_wait(test: &str, work: impl FnOnce()) {
-    // SAFETY: a plain call.
-    if std::env::var_os(NETWORK).is_some() || unsafe { libc::geteuid() } != 0 {
-        return work();
-    }
-    let make = format!("{HOST} && echo 0 > /proc/sys/net/ipv4/tcp_max_tw_buckets && exec \"$@\"");
-    let mut again = Command::new("unshare");
-    again.args(["-n", "sh", "-c", &make, "10.77.3.1"]).arg(std::env::current_exe().unwrap());
-    let ended = again.args([test, "--exact", "--nocapture"]).env(NETWORK, "1").output().unwrap();
-    assert!(ended.status.success(), "{}{}", text(&ended.stdout), text(&ended.stderr));
-    assert!(text(&ended.stdout).contains("1 passed"), "{}", text(&ended.stdout));
+/// In a network without TIME-WAIT, while no other test runs: they collect every child.
+fn by_a_process_of_its_own(test: &str, work: impl FnOnce()) {
+    in_a_network_without_time_wait(test, || alone_for(Duration::from_secs(900)), work);
 }
 
 fn open_mpi_survives(test: &str, name: &str, options: &[&str]) {
-    in_a_network_without_time_wait(test, || {
+    by_a_process_of_its_own(test, || {
         ranks_survive(name, "mpicc.openmpi", &[&OPEN_MPI, options].concat());
     });
 }
@@ -202,5 +185,5 @@ fn in_a_network_of_its_own() {
 
 #[test]
 fn ordinary_users_can_do_all_that() {
-    in_a_network_without_time_wait("ordinary_users_can_do_all_that", as_an_ordinary_user);
+    by_a_process_of_its_own("ordinary_users_can_do_all_that", as_an_ordinary_user);
 }
