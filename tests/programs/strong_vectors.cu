@@ -9,10 +9,13 @@ __global__ void race(uint2 *narrow, ulonglong2 *wide, int *torn, int rounds)
         ulonglong2 b;
         if (blockIdx.x == 0) {
             asm volatile("st.relaxed.gpu.v2.u32 [%0], {%1, %1};" ::"l"(narrow), "r"(i) : "memory");
-            asm volatile("st.relaxed.gpu.v2.u64 [%0], {%1, %1};" ::"l"(wide), "l"(1ull * i) : "memory");
+            asm volatile("st.relaxed.gpu.v2.u64 [%0], {%1, %1};"
+                         ::"l"(wide), "l"(1ull * i) : "memory");
         } else {
-            asm volatile("ld.relaxed.gpu.v2.u32 {%0, %1}, [%2];" : "=r"(a.x), "=r"(a.y) : "l"(narrow) : "memory");
-            asm volatile("ld.relaxed.gpu.v2.u64 {%0, %1}, [%2];" : "=l"(b.x), "=l"(b.y) : "l"(wide) : "memory");
+            asm volatile("ld.relaxed.gpu.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(a.x), "=r"(a.y) : "l"(narrow) : "memory");
+            asm volatile("ld.relaxed.gpu.v2.u64 {%0, %1}, [%2];"
+                         : "=l"(b.x), "=l"(b.y) : "l"(wide) : "memory");
             if (a.x != a.y || b.x != b.y) atomicAdd(torn, 1);
         }
     }
