@@ -18,6 +18,7 @@ mod handshake_tests;
 mod identity;
 mod limits;
 mod name;
+mod owner;
 mod pins;
 mod psk;
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub use handshake::{HandshakeError, accept, connect};
 pub use identity::Identity;
 pub use limits::{BadLimits, LEAST_BANDWIDTH, Limits, MOST_DEVICES};
 pub use name::{BadName, Name};
+pub use owner::{Whose, whose};
 pub use pins::{Pins, Refusal};
 pub use psk::{PSK_BYTES, PskChannel, PskEnd, PskError, new_psk};
 pub use records::{Opener, RecordError, Sealer, Told};

@@ -11,7 +11,6 @@ mod figures;
 mod homes;
 mod measure;
 mod openings;
-mod owner;
 mod past;
 mod refusal;
 mod said;
@@ -29,14 +28,14 @@ pub use said::{Event, Said};
 use claims::Claims;
 use homes::Owner;
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits, Name};
+use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits, Name, Whose};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
     FrameError, HandedOver, JobKey, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION,
     draw_session_key, is_here, read_one, tune, write_one,
 };
 use kedge_wire::Text;
-use owner::Whose;
+
 use refusal::Refusal;
 use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
 use start::Words;
@@ -312,7 +311,7 @@ impl Lender {
         tune(&stream).map_err(system)?;
         stream.set_write_timeout(Some(OPENING_LIMIT)).map_err(system)?;
         if is_here(stream.peer_addr().map_err(system)?) {
-            return match owner::whose(&stream).map_err(system)? {
+            return match kedge_keys::whose(&stream).map_err(system)? {
                 Whose::Own => Ok(Some((None, stream.into()))),
                 Whose::Another => Err("a connection of another user: refused".into()),
                 Whose::Nobodys => {
@@ -548,7 +547,7 @@ mod tests {
             client.write_all(said).unwrap();
             let (stream, _) = server.listener.accept().unwrap();
             drop(client);
-            while owner::whose(&stream).unwrap() != Whose::Nobodys {
+            while kedge_keys::whose(&stream).unwrap() != Whose::Nobodys {
                 thread::yield_now();
             }
             let heard = server.lender.open(stream, &mut None);

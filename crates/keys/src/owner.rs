@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 
 /// Whose the other end of a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub enum Whose {
     /// This user's, or root's.
     Own,
+    /// Of another user.
     Another,
     /// It is closed already.
     Nobodys,
@@ -17,7 +18,7 @@ pub(crate) enum Whose {
 ///
 /// # Errors
 /// The kernel does not tell.
-pub(crate) fn whose(stream: &TcpStream) -> io::Result<Whose> {
+pub fn whose(stream: &TcpStream) -> io::Result<Whose> {
     // Where both kinds are listened for, one end of an IPv4 connection has addresses of IPv6.
     let (theirs, ours) = (plain(stream.peer_addr()?), plain(stream.local_addr()?));
     let table = if theirs.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
