@@ -23,6 +23,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// By how many seconds the clocks of a partner and of the file system below may differ, with the
+/// second between two words of the cache.
+const SKEW: u64 = if cfg!(test) { 1 } else { 10 };
+
 /// What was recovered.
 #[derive(Debug, Default, Serialize)]
 pub struct Recovered {
@@ -36,6 +40,9 @@ pub struct Recovered {
     pub discarded: Vec<Stuck>,
     /// Files of which a device has lost data.
     pub lost: Vec<Stuck>,
+    /// Why a partner may keep what is below now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_partner: Option<String>,
 }
 
 /// Opens the tiers and takes over what they hold.
@@ -300,6 +307,11 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
         Ok(node) => node,
         Err(lost) => return Ok(Err(lost)),
     };
+    if is_newer_below(engine, held, &node)? {
+        return Ok(Err(kept(
+            "it was changed below after its partner was told of it last, or clocks differ",
+        )));
+    }
     let mut shadows: [Option<Shadow>; TIERS] = Default::default();
     for (range, tier) in held.parts.iter() {
         let shadow = match &mut shadows[tier] {
@@ -336,6 +348,20 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
     drop(state);
     engine.adopt(file);
     Ok(Ok(()))
+}
+
+/// Returns whether a file was changed below after a partner was told of it last, which may lack
+/// later bytes then.
+fn is_newer_below(engine: &Engine, held: &Held, node: &OwnedFd) -> io::Result<bool> {
+    let mut contacts = engine.tiers.iter().filter_map(|tier| tier.contact.as_ref());
+    let Some(contact) = contacts.next() else { return Ok(false) };
+    if contact.begun.contains(&held.file) {
+        return Ok(false);
+    }
+    let stat = below::stat(node)?;
+    let changed = u64::try_from(stat.st_ctime).unwrap_or(0);
+    let last = contact.last.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Ok(changed > last + SKEW)
 }
 
 /// Drains all that was taken over, and has the disk below have it.

@@ -1,6 +1,7 @@
 //! What the command asks a daemon, and how it answers: a line of JSON each, over a local socket.
 
 use crate::engine::{Engine, Unclaimed};
+use crate::partner::PartnerStatus;
 use crate::spec::{Fsync, Medium, memory_home};
 use crate::tier::lock;
 use crate::{CacheError, home};
@@ -119,6 +120,9 @@ pub struct Status {
     /// How the device of a tier stands.
     #[serde(default)]
     pub device: Option<DeviceStatus>,
+    /// How the partner stands.
+    #[serde(default)]
+    pub partner: Option<PartnerStatus>,
     /// Writes that had to wait for room.
     pub waited: u64,
     /// Files that cannot be drained, or were not found again: the first of them.
@@ -153,6 +157,7 @@ impl Engine {
         drop(broken);
         let unclaimed = self.unclaimed.iter().take(NAMED);
         stuck.extend(unclaimed.map(|lost| self.unclaimed_file(lost)));
+        let partner = self.partner_status();
         let desk = self.desk();
         let tiers = self.tiers.iter().zip(desk.limits.rooms());
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -181,6 +186,7 @@ impl Engine {
             moved: count(&self.counters.moved),
             back: count(&self.counters.back),
             device: self.device().map(|(_, device)| device.status()),
+            partner,
             waited: count(&self.counters.waited),
             stuck,
             stuck_files,

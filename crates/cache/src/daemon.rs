@@ -9,7 +9,8 @@ use crate::home;
 use crate::mount::Mount;
 use crate::moves::{self, MOVERS, Watched};
 use crate::nodes::Nodes;
-use crate::spec::{Medium, Spec, memory_home};
+use crate::partner::{self, Link};
+use crate::spec::{Fsync, Medium, Spec, TierSpec, home_in, memory_home};
 use crate::tier::{lock, make_home};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use nix::sys::signal::{SigSet, Signal};
@@ -108,7 +109,11 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|error| CacheError::io("cannot wait at", &spec.under, error))?;
     home::save(&spec)?;
-    let engine = Arc::new(adopt::open(spec)?);
+    let partner = spec.partner.as_ref().map(|address| Link::new(&spec, address)).transpose()?;
+    let mut engine = adopt::open(spec)?;
+    engine.partner = partner;
+    let engine = Arc::new(engine);
+    engine.begin_partner().inspect_err(|_| end_new_holder(&engine))?;
     lock(&engine.broken).named.iter().for_each(moves::tell);
     let mounted = listen(&engine.spec.under)
         .and_then(|listener| Ok((listener, mount(&engine, descriptors)?)))
@@ -319,6 +324,10 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
             }
         })?);
     }
+    if engine.partner.is_some() {
+        let engine = engine.clone();
+        workers.push(start("partner", move || engine.tell_partner_forever())?);
+    }
     let engine = engine.clone();
     let watch = start("watch", move || {
         while !engine.desk().stopped {
@@ -438,6 +447,7 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
     if !engine.unclaimed.is_empty() {
         return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
     }
+    engine.end_partner();
     engine.end_holder();
     home::remove(&engine.spec);
     Ok(())
@@ -469,14 +479,75 @@ pub fn recover(
     raise_limits(DESCRIPTORS);
     let engine = Arc::new(adopt::open_to_recover(spec)?);
     let mut recovered = adopt::drain(&engine);
+    give_up(&engine, &mut recovered, discard);
+    if recovered.stuck.is_empty() {
+        recovered.at_partner = partner::forget(&engine.spec).err();
+        engine.end_holder();
+        home::remove(&engine.spec);
+    }
+    Ok(recovered)
+}
+
+/// Writes below what a partner, on this node, has of the cache of another one that is lost.
+/// `folder` is that of its key and node.
+///
+/// # Errors
+/// If that cache is connected, nothing is found, or not all could be written below.
+pub fn recover_partner(
+    under: &Path,
+    folder: &Path,
+    discard: Option<Discard>,
+) -> Result<Recovered, CacheError> {
+    let at = home_in(folder, under);
+    if !partner::has_home(folder, under) {
+        return Err(CacheError::Tier(format!(
+            "{} has nothing of a cache of {}: name the folder of its key and node, \
+             DIR/KEY/NODE, and its own path of the folder that was cached",
+            folder.display(),
+            under.display()
+        )));
+    }
+    let _lock = home::take(&at, under).map_err(|error| match error {
+        CacheError::Busy(_) => CacheError::Tier(format!(
+            "the cache of {} is connected to its partner, or is being recovered: stop it, or wait \
+             half a minute after its node is gone",
+            under.display()
+        )),
+        other => other,
+    })?;
+    clear_dead_mount(under)?;
+    let spec = Spec {
+        under: under.to_owned(),
+        tiers: vec![TierSpec::nvme(folder.to_owned(), 0)],
+        fsync: Fsync::Drain,
+        close_drains: true,
+        drain_threads: 1,
+        per_user: None,
+        host_free: 0,
+        kernel_gathers: false,
+        device: None,
+        partner: None,
+    };
+    raise_limits(DESCRIPTORS);
+    let engine = Arc::new(adopt::open_to_recover(spec)?);
+    let begun = lock(&engine.files).by_number.keys().copied().collect();
+    partner::home::note_begun(&at, &begun)
+        .map_err(|error| CacheError::io("cannot use", &at, error))?;
+    let mut recovered = adopt::drain(&engine);
+    give_up(&engine, &mut recovered, discard);
+    if recovered.stuck.is_empty() {
+        home::remove_one(&at);
+        let up_to = folder.parent().and_then(Path::parent).unwrap_or(folder);
+        partner::home::remove_empty(&at, up_to);
+    }
+    Ok(recovered)
+}
+
+/// Gives up what `discard` says, if nothing else is left.
+fn give_up(engine: &Engine, recovered: &mut Recovered, discard: Option<Discard>) {
     let given_up =
         |lost: &&Unclaimed| discard.is_some_and(|what| what == Discard::All || lost.lost.gone);
     if recovered.stuck.len() == engine.unclaimed.iter().filter(given_up).count() {
         recovered.discarded = std::mem::take(&mut recovered.stuck);
     }
-    if recovered.stuck.is_empty() {
-        engine.end_holder();
-        home::remove(&engine.spec);
-    }
-    Ok(recovered)
 }

@@ -97,7 +97,8 @@ impl Engine {
     ) -> io::Result<Option<u64>> {
         let mut state = file.wait_for_barriers(file.lock());
         let disks = self.spec.tiers.iter().any(|tier| tier.medium == Medium::Nvme);
-        let synced = self.below.keeps_writes || state.keeping != Keeping::Plain;
+        let synced =
+            self.partner.is_some() || self.below.keeps_writes || state.keeping != Keeping::Plain;
         let part = if disks || synced { DISK_PART } else { PART };
         state.departs();
         file.notify();
@@ -154,7 +155,10 @@ impl Engine {
     /// drained: what survived a reboot in the tier, other nodes must see, or a program has asked to
     /// be kept.
     fn must_sync(&self, state: &State, tier: TierIndex) -> bool {
-        self.tiers[tier].is_durable() || self.below.keeps_writes || state.keeping != Keeping::Plain
+        self.tiers[tier].is_durable()
+            || self.partner.is_some()
+            || self.below.keeps_writes
+            || state.keeping != Keeping::Plain
     }
 
     fn arrived(&self, file: &CachedFile, flight: &Flight, result: &io::Result<()>) {
@@ -172,6 +176,7 @@ impl Engine {
                 let parts = clean.iter().map(|(range, ())| Flight { range, tier: flight.tier });
                 self.release(file, &state, &parts.collect::<Vec<_>>(), &freed);
                 Counters::add(&self.counters.drained, flight.range.end - flight.range.start);
+                self.partner_gives_up(file, &mut state, flight.range.clone());
                 if state.extents.is_clean() {
                     keep_time(&mut state);
                 }
@@ -279,9 +284,11 @@ impl Engine {
                 file.lock().tell_trouble()
             }
             // The error of a sync is among what was lost, which each descriptor is told.
-            Fsync::Nvme | Fsync::Drain => self.persist(file, &handle.below, &|_| {
-                handle.untold_loss(&file.lock()).map_or(Ok(()), Err)
-            }),
+            Fsync::Nvme | Fsync::Partner | Fsync::Drain => {
+                self.persist(file, &handle.below, &|_| {
+                    handle.untold_loss(&file.lock()).map_or(Ok(()), Err)
+                })
+            }
         }
     }
 
@@ -299,7 +306,10 @@ impl Engine {
             let (below, clean) = (state.below.clone(), state.extents.is_clean());
             drop(state);
             match below {
-                Some(below) if clean => return self.sync_below(&file, || below.sync_all()),
+                Some(below) if clean => {
+                    self.settle_partner(&file)?;
+                    return self.sync_below(&file, || below.sync_all());
+                }
                 Some(below) => return self.persist(&file, &below, &|synced| synced),
                 None => {}
             }
@@ -318,12 +328,16 @@ impl Engine {
         if self.spec.fsync == Fsync::Nvme && self.secure(file, opened, told)? {
             return Ok(());
         }
+        if self.spec.fsync == Fsync::Partner && self.copy_to_partner(file, opened, told)? {
+            return Ok(());
+        }
         self.drain_file(file)?;
         self.finish_cut(file, opened)?;
         // What a local disk had and is older now must not come back over it.
         for tier in &self.tiers {
             tier.sync_cleans()?;
         }
+        self.settle_partner(file)?;
         let below = file.lock().below.clone().unwrap_or_else(|| opened.clone());
         told(self.sync_below(file, || below.sync_all()))
     }

@@ -9,6 +9,7 @@ use crate::faults::{Faults, Point};
 use crate::file::{CachedFile, Key, State};
 use crate::journal::{Held, Identity, Places, Record};
 use crate::order::{Millis, Order, Pace};
+use crate::partner::Link;
 use crate::pool::Pool;
 use crate::shadow::{Shadow, part_of};
 use crate::spec::Spec;
@@ -108,6 +109,8 @@ pub(crate) struct Engine {
     /// What may take long, beside the threads that answer the kernel.
     pub(crate) pool: Arc<Pool>,
     pub(crate) copies: Arc<Copies>,
+    /// The way to another node that has what an fsync acknowledges.
+    pub(crate) partner: Option<Link>,
     records: AtomicU64,
     numbers: AtomicU64,
     started: Instant,
@@ -151,6 +154,7 @@ impl Engine {
             closing: AtomicBool::new(false),
             pool: Arc::default(),
             copies: Arc::new(Copies::new()),
+            partner: None,
             records: AtomicU64::new(last),
             numbers: AtomicU64::new(number),
             started: Instant::now(),
@@ -229,6 +233,7 @@ impl Engine {
         }
         files.by_key.remove(&file.key);
         drop(files);
+        self.partner_forgets(file, &mut state);
         for (index, tier) in self.tiers.iter().enumerate() {
             if let Some(shadow) = state.shadows[index].take() {
                 if !self.note_freed(index, &Record::Drop(file.number)) {

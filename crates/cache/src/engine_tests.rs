@@ -45,6 +45,7 @@ impl Scratch {
             host_free: 0,
             kernel_gathers: false,
             device: None,
+            partner: None,
         }
     }
 

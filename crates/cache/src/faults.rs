@@ -5,7 +5,7 @@
 //! `carried=FILE` and `noted=FILE` stop drains while there is that file, after the bytes are below
 //! and after the journal says so; `put=FILE` and `placed=FILE` stop a move to a device, after the
 //! bytes are there and after the journal says so; `back=FILE` stops one back, after the bytes are
-//! read.
+//! read. `partner=N` cuts each connection to the partner after N messages.
 
 use std::io;
 use std::path::PathBuf;
@@ -38,6 +38,7 @@ pub(crate) struct Faults {
     lost: Option<PathBuf>,
     slow: Option<u64>,
     pub(crate) descriptors: Option<u64>,
+    pub(crate) partner: Option<u64>,
     holds: Vec<(Point, PathBuf)>,
 }
 
@@ -54,6 +55,7 @@ impl Faults {
                 "lost" => faults.lost = Some(value.into()),
                 "slow" => faults.slow = value.parse().ok(),
                 "descriptors" => faults.descriptors = value.parse().ok(),
+                "partner" => faults.partner = value.parse().ok(),
                 "carried" => faults.holds.push((Point::Carried, value.into())),
                 "noted" => faults.holds.push((Point::Noted, value.into())),
                 "put" => faults.holds.push((Point::Put, value.into())),

@@ -88,6 +88,13 @@ pub(crate) struct State {
     pub(crate) stays: bool,
     /// What a device has lost of it, as long as no fsync was told and nobody has written it anew.
     pub(crate) broken: RangeMap<()>,
+    /// What of it the partner has, and whether that is what is here: older bytes stay there until
+    /// newer ones are there or below.
+    pub(crate) copied: RangeMap<bool>,
+    /// Whether the partner was told of it.
+    pub(crate) at_partner: bool,
+    /// How often it was not known any more what the partner has.
+    pub(crate) lapses: u64,
 }
 
 impl State {

@@ -12,6 +12,7 @@ fn spec(under: &str, tiers: Vec<TierSpec>) -> Spec {
         host_free: 0,
         kernel_gathers: false,
         device: None,
+        partner: None,
     }
 }
 

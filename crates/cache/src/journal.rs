@@ -250,7 +250,8 @@ pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
     Ok(replay)
 }
 
-fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record) {
+/// Brings what is known of files to what one more record says.
+pub(crate) fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record) {
     let part = |offset: u64, length: u64| -> Range<u64> { offset..offset.saturating_add(length) };
     match record {
         Record::File(file, identity) => files.entry(file).or_default().identity = Some(identity),

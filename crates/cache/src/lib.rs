@@ -29,6 +29,7 @@ mod names;
 mod nodes;
 mod open;
 pub mod order;
+pub mod partner;
 mod pool;
 pub mod ranges;
 mod shadow;

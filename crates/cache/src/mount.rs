@@ -431,6 +431,7 @@ impl Filesystem for Mount {
         if self.engine.spec.close_drains {
             return self.aside(req.uid(), reply, move |engine| {
                 engine.drain_file(&handle.file)?;
+                engine.settle_partner(&handle.file)?;
                 handle.file.lock().tell_trouble()
             });
         }

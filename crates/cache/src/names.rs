@@ -201,6 +201,7 @@ impl Engine {
         for tier in (0..self.tiers.len()).filter(|tier| state.shadows[*tier].is_some()) {
             self.note_freed(tier, &Record::File(file.number, identity(file, state)));
         }
+        self.tell_partner_identity(file, state);
     }
 }
 
@@ -372,6 +373,7 @@ impl Engine {
             let _world = self.world.read();
             let mut state = file.lock();
             state.orphan = true;
+            self.partner_forgets(&file, &mut state);
             let (durable, memory): (Vec<_>, Vec<_>) = (0..self.tiers.len())
                 .filter(|tier| state.shadows[*tier].is_some())
                 .partition(|tier| self.tiers[*tier].is_durable());

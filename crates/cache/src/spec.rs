@@ -2,6 +2,7 @@
 
 use crate::CacheError;
 use crate::extents::TIERS;
+use kedge_keys::{BadName, Name, Pins};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -89,8 +90,46 @@ pub enum Fsync {
     Drain,
     /// A local disk: survives a reboot of this node.
     Nvme,
+    /// Another node: survives the loss of this one.
+    Partner,
     /// The cache: survives the program and the daemon.
     Memory,
+}
+
+/// The port of a partner where none is named.
+pub const PARTNER_PORT: u16 = 7541;
+
+/// Where a partner listens: a host, and a port if it is not the usual one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartnerAddress(pub String);
+
+impl PartnerAddress {
+    /// Returns it as it is connected to.
+    pub(crate) fn socket(&self) -> String {
+        let text = &self.0;
+        let has_port = match text.rsplit_once(':') {
+            // Colons within brackets, and several of them without, are those of an IPv6 address.
+            Some((host, port)) => {
+                port.parse::<u16>().is_ok() && (host.ends_with(']') || !host.contains(':'))
+            }
+            None => false,
+        };
+        match has_port {
+            true => text.clone(),
+            false if text.contains(':') && !text.starts_with('[') => {
+                format!("[{text}]:{PARTNER_PORT}")
+            }
+            false => format!("{text}:{PARTNER_PORT}"),
+        }
+    }
+
+    /// Returns as whom it is pinned: with its port or without.
+    pub(crate) fn name(&self, pins: &Pins) -> Result<Name, BadName> {
+        let with_port = self.0.parse().ok().filter(|name| pins.has(name));
+        let socket = self.socket();
+        let (host, _) = socket.rsplit_once(':').unwrap_or((&socket, ""));
+        with_port.map_or_else(|| host.trim_matches(['[', ']']).parse(), Ok)
+    }
 }
 
 /// What a cache is asked to be.
@@ -115,6 +154,9 @@ pub struct Spec {
     /// The device of a tier of its memory.
     #[serde(default)]
     pub device: Option<DeviceSpec>,
+    /// The node that has what an fsync acknowledges.
+    #[serde(default)]
+    pub partner: Option<PartnerAddress>,
 }
 
 impl Spec {
@@ -155,6 +197,9 @@ impl Spec {
         }
         if has(Medium::Gpu) && self.device.is_none() {
             return wrong("the tier of device memory names no device".into());
+        }
+        if (self.fsync == Fsync::Partner) != self.partner.is_some() {
+            return wrong("--fsync partner and --partner HOST belong together".into());
         }
         if self.fsync == Fsync::Nvme && !has(Medium::Nvme) {
             return wrong(

@@ -5,6 +5,7 @@ use crate::device::{self, Device};
 use crate::extents::Freed;
 use crate::home;
 use crate::journal::{self, Record, Replay};
+use crate::partner::home::{self as partner, Contact};
 use crate::shadow::Shadow;
 use crate::spec::{self, DeviceSpec, Medium, TierSpec};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -96,6 +97,8 @@ pub(crate) struct Tier {
     journal: Mutex<Journal>,
     /// The device that has what the tier holds; that of one that is left may have gone.
     pub(crate) device: Option<Arc<Device>>,
+    /// When a partner was told of last what it holds; `None` of a tier of this node's own.
+    pub(crate) contact: Option<Contact>,
 }
 
 /// Makes a private folder, or finds it; it must be this user's.
@@ -128,7 +131,7 @@ pub(crate) fn make_home(home: &Path) -> Result<(), CacheError> {
 }
 
 /// Checks that nobody else can put another folder in the place of a private one.
-fn check_folder(folder: &Path) -> Result<(), CacheError> {
+pub(crate) fn check_folder(folder: &Path) -> Result<(), CacheError> {
     let meta = fs::metadata(folder)
         .map_err(|error| CacheError::io("cannot use the tier's folder", folder, error))?;
     let user = rustix::process::geteuid().as_raw();
@@ -176,7 +179,8 @@ impl Tier {
         })?;
         let file = append_to(&path).map_err(failed)?;
         let journal = Mutex::new(Journal::new(file, bytes.len() as u64));
-        let tier = Tier { medium: spec.medium, folder, journal, device: None };
+        let contact = partner::contact(&at).map_err(failed)?;
+        let tier = Tier { medium: spec.medium, folder, journal, device: None, contact };
         if durable {
             // The names above it, which nobody else syncs.
             for above in tier.folder.ancestors().skip(1).take(3) {

@@ -219,6 +219,7 @@ impl Engine {
             state.below = Some(write.handle.below.clone());
         }
         state.hot = Some((part_of(range.end.saturating_sub(1)).start, Instant::now()));
+        self.copies_are_older(&mut state, &range);
         let written = state.extents.write(range, tier);
         self.release(file, &state, &written.superseded, &written.freed);
         state.written = Some(SystemTime::now());
@@ -317,6 +318,7 @@ impl Engine {
         };
         let range = start..start.saturating_add(write.length);
         let durable = state.keeping != Keeping::Plain
+            || state.at_partner
             || state.extents.holder(&range, |tier| self.tiers[tier].is_durable()).is_some();
         drop(state);
         self.finish_cut(file, &below)?;
@@ -331,6 +333,7 @@ impl Engine {
         let (parts, freed) = state.extents.forget(start..start + written as u64);
         state.broken.remove(start..start + written as u64);
         self.release(file, &state, &parts, &freed);
+        self.partner_gives_up(file, &mut state, start..start + written as u64);
         self.settle(file, &mut state);
         drop(state);
         drop(alone);

@@ -7,10 +7,13 @@ use crate::size::Size;
 use clap::{Args, Subcommand, ValueEnum};
 use kedge_cache::control::{self, Answer, Ask, DeviceStatus, Status};
 use kedge_cache::daemon::{self, Discard};
-use kedge_cache::spec::{self, DeviceSpec, Fsync, Medium, Spec, TierSpec};
+use kedge_cache::partner::{self, Partner, PartnerSpec, PartnerStatus};
+use kedge_cache::spec::{self, DeviceSpec, Fsync, Medium, PartnerAddress, Spec, TierSpec};
 use kedge_control::gpu::GpuSpec;
+use kedge_keys::Keys;
 use kedge_supervisor::Parts;
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -28,7 +31,12 @@ Examples:
   kedge cache status                       of each of yours
   kedge cache drain --under /scratch       wait until other nodes have everything
   kedge cache stop --under /scratch        drain, unmount and end
-  kedge cache recover --under /scratch     after the daemon was killed";
+  kedge cache recover --under /scratch     after the daemon was killed
+
+With another node that has what fsync acknowledges, so that it survives the loss of this one:
+  node2$ kedge cache partner --listen 0.0.0.0:7541 --dir /local/partner:200G
+  node1$ kedge cache start --partner node2 --fsync partner --under /scratch
+  node2$ kedge cache recover --partner /local/partner/KEY/node1 --under /scratch";
 
 const START_HELP: &str = "\
 close returns when:
@@ -39,7 +47,10 @@ close returns when:
 fsync returns when:
   drain    the file system below has the data, on its disks
   nvme     a local disk has it: it survives a reboot of this node
+  partner  another node has it, on its disk: it survives the loss of this node
   memory   the cache has it: it survives the program, and the daemon
+
+While the partner cannot be reached, is full or too slow, fsync drains.
 
 A write is acknowledged when it is in a tier, and when the file system below has free space for \
 it. Where no tier can take it, it waits its turn; where space below is short, or draining fails, \
@@ -68,6 +79,8 @@ enum What {
     Drain(FolderArgs),
     /// Drain, unmount and end
     Stop(StopArgs),
+    /// Keep what the caches of other nodes send, for `kedge cache recover` here
+    Partner(PartnerArgs),
     /// Write below what a killed daemon held, without starting another
     Recover(RecoverArgs),
 }
@@ -88,6 +101,10 @@ struct StartArgs {
     /// What has the data when fsync returns
     #[arg(long, value_enum, default_value_t = Policy::Drain)]
     fsync: Policy,
+    /// The node that has what fsync acknowledges, where `kedge cache partner` runs; with `--fsync
+    /// partner`
+    #[arg(long, value_name = "HOST[:PORT]")]
+    partner: Option<String>,
     /// What has the data when close returns
     #[arg(long, value_enum, default_value_t = Close::Drain)]
     close: Close,
@@ -142,6 +159,44 @@ struct StopArgs {
 }
 
 #[derive(Debug, Args)]
+struct PartnerArgs {
+    /// Where to listen; other machines need a key that is pinned here. With port 0, on a free port,
+    /// which is told
+    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = partner_address())]
+    listen: SocketAddr,
+    /// The folder for what is sent, and how much each key may have of it
+    #[arg(long, value_name = "DIR[:SIZE]")]
+    dir: Kept,
+}
+
+fn partner_address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, spec::PARTNER_PORT).into()
+}
+
+/// A partner's folder as it is written on the command line.
+#[derive(Debug, Clone, PartialEq)]
+struct Kept {
+    folder: PathBuf,
+    quota: Option<u64>,
+}
+
+impl FromStr for Kept {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Kept, String> {
+        let sized = text.rsplit_once(':').and_then(|(folder, size)| {
+            let size: Size = size.parse().ok()?;
+            Some((folder, size.0))
+        });
+        let (folder, quota) = match sized {
+            Some((folder, size)) => (folder, Some(size)),
+            None => (text, None),
+        };
+        let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
+        Ok(Kept { folder, quota })
+    }
+}
+
+#[derive(Debug, Args)]
 struct RecoverArgs {
     /// The folder that was cached
     #[arg(long, value_name = "DIR")]
@@ -149,6 +204,10 @@ struct RecoverArgs {
     /// The folder of a tier on a local disk; needed after a reboot
     #[arg(long, value_name = "DIR")]
     disk: Vec<PathBuf>,
+    /// Recover what this node, as a partner, has of another one's cache: the folder of its key and
+    /// node, DIR/KEY/NODE
+    #[arg(long, value_name = "DIR", conflicts_with = "disk")]
+    partner: Option<PathBuf>,
     /// Give up data whose file is not below any more, once all the rest is written; with `=all`
     /// also that of files which cannot be found or opened, or whose tier lacks a part
     #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true,
@@ -163,6 +222,7 @@ struct RecoverArgs {
 enum Policy {
     Drain,
     Nvme,
+    Partner,
     Memory,
 }
 
@@ -209,6 +269,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
         What::Stop(args) => {
             order(&args.folder, if args.leave { Ask::Leave } else { Ask::Stop }, "stopped")
         }
+        What::Partner(args) => keep_for_others(args),
         What::Recover(args) => recover(args),
     }
 }
@@ -277,6 +338,7 @@ fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
         fsync: match args.fsync {
             Policy::Drain => Fsync::Drain,
             Policy::Nvme => Fsync::Nvme,
+            Policy::Partner => Fsync::Partner,
             Policy::Memory => Fsync::Memory,
         },
         close_drains: args.close == Close::Drain,
@@ -285,7 +347,20 @@ fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
         host_free: args.host_free.0,
         kernel_gathers: args.gather,
         device,
+        partner: args.partner.clone().map(PartnerAddress),
     })
+}
+
+/// Keeps what other nodes' caches send, until the process ends.
+fn keep_for_others(args: &PartnerArgs) -> Result<(), Failure> {
+    let (listen, Kept { folder, quota }) = (args.listen, args.dir.clone());
+    let keys = if listen.ip().is_loopback() { None } else { Some(Keys::of_user()?) };
+    let partner = Partner::bind(PartnerSpec { listen, folder, quota, keys })?;
+    let text = format!("what caches send to {} is kept", partner.address()?);
+    readiness::ready(&text);
+    partner::say(&text);
+    partner.serve(partner::say);
+    Ok(())
 }
 
 /// Returns the device of a tier of its memory.
@@ -389,6 +464,9 @@ fn told(status: &Status) -> String {
     if let Some(device) = &status.device {
         text += &told_of_device(device);
     }
+    if let Some(partner) = &status.partner {
+        text += &told_of_partner(partner);
+    }
     if status.waited > 0 {
         text += &format!("waits       {} writes, {} now\n", status.waited, status.waiting);
     }
@@ -402,6 +480,24 @@ fn told(status: &Status) -> String {
     let more = status.stuck_files.saturating_sub(status.stuck.len() as u64);
     if more > 0 {
         text += &format!("and {more} more files\n");
+    }
+    text
+}
+
+fn told_of_partner(partner: &PartnerStatus) -> String {
+    let address = output::harmless(&partner.address);
+    let mut text = match partner.connected {
+        true => format!("partner     {address} holds {}\n", Size(partner.holds)),
+        false => {
+            let line = format!("partner     {address} is not there: fsync drains");
+            format!("{}\n", output::styled(BAD, &line))
+        }
+    };
+    if partner.drained > 0 {
+        text += &format!("            {} fsyncs drained instead\n", partner.drained);
+    }
+    if let Some(why) = &partner.why {
+        text += &format!("            {}\n", output::harmless(why));
     }
     text
 }
@@ -428,7 +524,14 @@ fn recover(args: &RecoverArgs) -> Result<(), Failure> {
         GiveUp::Gone => Discard::Gone,
         GiveUp::All => Discard::All,
     });
-    let recovered = daemon::recover(&spec::full_path(&args.under)?, &disks?, discard)?;
+    let under = spec::full_path(&args.under)?;
+    let recovered = match &args.partner {
+        Some(folder) => daemon::recover_partner(&under, &std::path::absolute(folder)?, discard)?,
+        None => daemon::recover(&under, &disks?, discard)?,
+    };
+    if let Some(why) = &recovered.at_partner {
+        output::complain(&output::harmless(why));
+    }
     if args.json {
         output::json(&recovered)?;
     } else {

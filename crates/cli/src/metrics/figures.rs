@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::prometheus::Figures;
 use crate::usage::Processes;
 use kedge_cache::control::{self, DeviceStatus, Status};
+use kedge_cache::partner::PartnerStatus;
 use kedge_supervisor::jobs::{JobName, Jobs, Meta, State};
 
 /// Returns the figures of this moment.
@@ -113,9 +114,44 @@ fn add_cache(figures: &mut Figures, cache: &Status) {
     if let Some(device) = &cache.device {
         add_cache_device(figures, under(), device);
     }
+    if let Some(partner) = &cache.partner {
+        add_cache_partner(figures, &under, partner);
+    }
     let waited = (vec![under()], cache.waited as f64);
     let help = "Writes that had to wait for room.";
     figures.add("kedge_cache_waits_total", "counter", help, waited);
+}
+
+fn add_cache_partner(
+    figures: &mut Figures,
+    under: &impl Fn() -> (&'static str, String),
+    partner: &PartnerStatus,
+) {
+    let up = u64::from(partner.connected);
+    let all = [
+        ("kedge_cache_partner_up", "gauge", "Whether a cache's partner is connected.", up),
+        (
+            "kedge_cache_partner_held_bytes",
+            "gauge",
+            "What a cache's partner has and is not below.",
+            partner.holds,
+        ),
+        (
+            "kedge_cache_partner_sent_bytes_total",
+            "counter",
+            "What was sent to a cache's partner.",
+            partner.sent,
+        ),
+        (
+            "kedge_cache_partner_drained_fsyncs_total",
+            "counter",
+            "Fsyncs that drained because the partner could not have the data.",
+            partner.drained,
+        ),
+    ];
+    for (name, kind, help, value) in all {
+        figures.add(name, kind, help, (vec![under()], value as f64));
+    }
 }
 
 fn add_cache_device(figures: &mut Figures, under: (&'static str, String), device: &DeviceStatus) {

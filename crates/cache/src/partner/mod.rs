@@ -1,0 +1,625 @@
+//! Another node has what an fsync acknowledges: the cache's end of it.
+//!
+//! What is not below is sent at an fsync, and counts once the partner's disk has it. What is below
+//! since is given up there. Without a connection, fsync drains.
+
+pub(crate) mod home;
+pub(crate) mod host;
+#[cfg(test)]
+mod tests;
+pub(crate) mod wire;
+
+pub use host::{Partner, PartnerSpec, say};
+pub use wire::check_bytes;
+
+use crate::CacheError;
+use crate::below;
+use crate::engine::Engine;
+use crate::file::{CachedFile, State};
+use crate::journal::Record;
+use crate::ranges::RangeMap;
+use crate::spec::{PartnerAddress, Spec, memory_home};
+use crate::tier::lock;
+use host::PARTS;
+use kedge_keys::{Connection, Keys, Whose};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+use wire::{Hello, PART, Said, VERSION};
+
+/// The file in the home in memory that says which cache it is.
+const TOKEN: &str = "partner-token";
+/// How long a connection, and each answer, may take: an fsync drains then.
+const LIMIT: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(20);
+/// How often the partner is told that the cache is there, and a lost one is tried again.
+const BEAT: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_secs(2);
+/// How long after its last word a partner's copies are surely seen to be older than a change below:
+/// what a recovery there allows for, and by how much clocks may differ.
+const UNTOLD: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 16 });
+/// Notes that wait to be sent; with more, the connection is of no use.
+const NOTES: usize = 1 << 20;
+
+/// How a partner stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartnerStatus {
+    /// Where it listens.
+    pub address: String,
+    /// Whether it is connected: fsync drains otherwise.
+    pub connected: bool,
+    /// Bytes that are not below and that it has.
+    pub holds: u64,
+    /// Bytes that were sent, since the daemon started.
+    pub sent: u64,
+    /// Fsyncs that drained because it could not have the data.
+    pub drained: u64,
+    /// Why it is not connected, or what failed last.
+    pub why: Option<String>,
+}
+
+/// The way to the partner.
+#[derive(Debug)]
+pub(crate) struct Link {
+    address: PartnerAddress,
+    hello: Hello,
+    /// Is locked before any file's state.
+    wire: Mutex<Option<Wire>>,
+    /// What it is to be told before anything else, in this order. Is locked after files' states.
+    notes: Mutex<Vec<Record>>,
+    connected: AtomicBool,
+    /// When the last answer was heard.
+    heard: Mutex<Option<Instant>>,
+    sent: AtomicU64,
+    drained: AtomicU64,
+    why: Mutex<Option<String>>,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Wire {
+    connection: Connection,
+    /// Messages that are sent before it is cut, where a test asks for that.
+    left: Option<u64>,
+    /// When the last answer was heard.
+    heard: Option<Instant>,
+}
+
+impl Wire {
+    fn say(&mut self, said: &Said) -> io::Result<()> {
+        self.count()?;
+        said.write(&mut self.connection)
+    }
+
+    fn count(&mut self) -> io::Result<()> {
+        match &mut self.left {
+            Some(0) => Err(io::ErrorKind::ConnectionReset.into()),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn hear(&mut self) -> io::Result<Said> {
+        self.connection.read_until(Instant::now() + ANSWER);
+        self.count()?;
+        let said = Said::read(&mut self.connection)?;
+        self.heard = Some(Instant::now());
+        Ok(said)
+    }
+
+    /// Asks, and returns why it was not done, if it was not.
+    fn ask(&mut self, said: &Said) -> io::Result<Result<(), String>> {
+        self.say(said)?;
+        match self.hear()? {
+            Said::Done => Ok(Ok(())),
+            Said::Failed(why) => Ok(Err(why)),
+            _ => Err(io::Error::other("the partner gives no answer")),
+        }
+    }
+}
+
+impl Link {
+    /// Makes the way to the partner of a cache; nothing is connected yet.
+    pub(crate) fn new(spec: &Spec, address: &PartnerAddress) -> Result<Link, CacheError> {
+        let at = memory_home(&spec.under).join(TOKEN);
+        let failed = |error| CacheError::io("cannot use", &at, error);
+        let token = match fs::read_to_string(&at) {
+            Ok(token) => token,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let random = || RandomState::new().build_hasher().finish();
+                let token = format!("{:016x}{:016x}", random(), random());
+                // In memory: it is gone when that is.
+                let new = at.with_extension("new");
+                fs::write(&new, &token).and_then(|()| fs::rename(&new, &at)).map_err(failed)?;
+                token
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let node = fs::read_to_string("/proc/sys/kernel/hostname").map_err(failed)?;
+        let under = spec.under.clone();
+        Ok(Link {
+            address: address.clone(),
+            hello: Hello { version: VERSION, under, node: node.trim().to_owned(), token },
+            wire: Mutex::default(),
+            notes: Mutex::default(),
+            connected: AtomicBool::new(false),
+            heard: Mutex::default(),
+            sent: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
+            why: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::SeqCst)
+    }
+
+    /// Has the partner be told of something later, before anything else is sent.
+    fn note(&self, record: Record) {
+        if !self.is_connected() {
+            // What it is to keep is settled when it is there again.
+            return;
+        }
+        let mut notes = lock(&self.notes);
+        if notes.len() >= NOTES {
+            self.connected.store(false, Ordering::SeqCst);
+            notes.clear();
+            return;
+        }
+        notes.push(record);
+    }
+
+    /// Connects, and shakes hands unless the partner is on this machine.
+    fn connect(&self) -> io::Result<Connection> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for address in self.address.socket().to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, LIMIT) {
+                Ok(stream) => return self.secure(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn secure(&self, mut stream: TcpStream) -> io::Result<Connection> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        if stream.peer_addr()?.ip().to_canonical().is_loopback() {
+            // Another user of this machine could listen there.
+            let begin = Instant::now();
+            loop {
+                match kedge_keys::whose(&stream)? {
+                    Whose::Own => return Ok(stream.into()),
+                    Whose::Another => return Err(io::Error::other("another user listens there")),
+                    // It is not taken up as yet.
+                    Whose::Nobodys if begin.elapsed() < LIMIT => {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                    Whose::Nobodys => return Err(io::ErrorKind::TimedOut.into()),
+                }
+            }
+        }
+        let keys = Keys::of_user().map_err(io::Error::other)?;
+        let own = keys.identity().map_err(io::Error::other)?;
+        let pins = Arc::new(keys.pins().map_err(io::Error::other)?);
+        let name = self.address.name(&pins).map_err(io::Error::other)?;
+        let shaken = kedge_keys::connect(&mut stream, &own, &pins, &name, LIMIT);
+        stream.set_write_timeout(Some(ANSWER))?;
+        Ok(Connection::new(stream, Some(shaken.map_err(io::Error::other)?))?)
+    }
+
+    /// Begins a session, and returns what the partner has of each file.
+    fn begin(&self, left: Option<u64>) -> io::Result<(Wire, HashMap<u64, RangeMap<()>>)> {
+        let mut wire = Wire { connection: self.connect()?, left, heard: None };
+        wire.say(&Said::Hello(self.hello.clone()))?;
+        let mut held: HashMap<u64, RangeMap<()>> = HashMap::new();
+        let mut parts = 0;
+        loop {
+            match wire.hear()? {
+                Said::Note(Record::Write(file, offset, length)) => {
+                    let range = offset..offset.saturating_add(length);
+                    parts += 1;
+                    if parts > 2 * PARTS {
+                        return Err(io::Error::other("the partner has more than it can have"));
+                    }
+                    held.entry(file).or_default().insert(range, ());
+                }
+                Said::Done => return Ok((wire, held)),
+                Said::Failed(why) => return Err(io::Error::other(why)),
+                _ => return Err(io::Error::other("the partner says what it should not")),
+            }
+        }
+    }
+
+    /// Gives the connection up.
+    fn lose(&self, wire: &mut MutexGuard<'_, Option<Wire>>, error: &io::Error) {
+        **wire = None;
+        self.connected.store(false, Ordering::SeqCst);
+        lock(&self.notes).clear();
+        let text = error.to_string();
+        let said = lock(&self.why).replace(text.clone());
+        if said.as_ref() != Some(&text) {
+            let at = self.address.socket();
+            let _ = writeln!(io::stderr(), "kedge: the partner {at}: {text}; fsync drains");
+        }
+    }
+
+    /// Sends what waits to be told, and what `more` says.
+    fn with<R>(
+        &self,
+        wire: &mut MutexGuard<'_, Option<Wire>>,
+        more: impl FnOnce(&mut Wire) -> io::Result<R>,
+    ) -> Option<R> {
+        let notes = std::mem::take(&mut *lock(&self.notes));
+        self.with_notes(wire, notes, more)
+    }
+
+    /// The same, with what waited a moment ago.
+    fn with_notes<R>(
+        &self,
+        wire: &mut MutexGuard<'_, Option<Wire>>,
+        notes: Vec<Record>,
+        more: impl FnOnce(&mut Wire) -> io::Result<R>,
+    ) -> Option<R> {
+        let open = wire.as_mut().filter(|_| self.is_connected())?;
+        let told = notes.into_iter().try_for_each(|note| open.say(&Said::Note(note)));
+        match told.and_then(|()| more(open)) {
+            Ok(result) => {
+                if let Some(heard) = open.heard {
+                    lock(&self.heard).replace(heard);
+                }
+                Some(result)
+            }
+            Err(error) => {
+                self.lose(wire, &error);
+                None
+            }
+        }
+    }
+
+    /// Has the partner give up all that it keeps: it is below.
+    pub(crate) fn end(&self) -> Result<(), String> {
+        let mut wire = lock(&self.wire);
+        let done = match self.with(&mut wire, |wire| wire.ask(&Said::End)) {
+            Some(done) => done,
+            None => match self.begin(None) {
+                Ok((mut fresh, _)) => {
+                    fresh.ask(&Said::End).unwrap_or_else(|error| Err(error.to_string()))
+                }
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        *wire = None;
+        self.connected.store(false, Ordering::SeqCst);
+        done.map_err(|why| {
+            format!("the partner {} may keep what is below now: {why}", self.address.socket())
+        })
+    }
+}
+
+/// Has the partner of a cache that was recovered here give up what it keeps.
+///
+/// # Errors
+/// What it may keep, and why.
+pub(crate) fn forget(spec: &Spec) -> Result<(), String> {
+    let Some(address) = &spec.partner else { return Ok(()) };
+    Link::new(spec, address).map_err(|error| error.to_string())?.end()
+}
+
+impl Engine {
+    /// Connects the partner, which may be told of files that are known by now.
+    ///
+    /// # Errors
+    /// It cannot be reached, or refuses.
+    pub(crate) fn begin_partner(&self) -> Result<(), CacheError> {
+        let Some(link) = &self.partner else { return Ok(()) };
+        let mut wire = lock(&link.wire);
+        self.connect_partner(link, &mut wire).map_err(|error| {
+            CacheError::Tier(format!("the partner {}: {error}", link.address.socket()))
+        })
+    }
+
+    /// The same, with the connection locked.
+    fn connect_partner(
+        &self,
+        link: &Link,
+        wire: &mut MutexGuard<'_, Option<Wire>>,
+    ) -> io::Result<()> {
+        let (open, mut held) = link.begin(self.faults.partner)?;
+        *lock(&link.heard) = open.heard;
+        **wire = Some(open);
+        lock(&link.notes).clear();
+        // From now on, what is drained is noted.
+        link.connected.store(true, Ordering::SeqCst);
+        let known: Vec<Arc<CachedFile>> = lock(&self.files).by_number.values().cloned().collect();
+        for file in known {
+            let mut state = file.lock();
+            let there = held.remove(&file.number).unwrap_or_default();
+            state.at_partner = !there.is_empty();
+            state.lapses += 1;
+            state.copied = RangeMap::default();
+            for (range, ()) in there.iter() {
+                let mut below = RangeMap::default();
+                below.insert(range.clone(), ());
+                for part in state.extents.unwritten_within(range) {
+                    below.remove(part.clone());
+                    // It may be older than what is here.
+                    state.copied.insert(part, false);
+                }
+                for (Range { start, end }, ()) in below.iter() {
+                    link.note(Record::Clean(file.number, start, end - start));
+                }
+            }
+        }
+        // Those of which this cache knows nothing are below, unless nobody has found them yet.
+        let unclaimed = |file: &u64| self.unclaimed.iter().any(|lost| lost.held.file == *file);
+        for file in held.into_keys().filter(|file| !unclaimed(file)) {
+            // It may have been opened, and be known, since.
+            if !lock(&self.files).by_number.contains_key(&file) {
+                link.note(Record::Drop(file));
+            }
+        }
+        *lock(&link.why) = None;
+        Ok(())
+    }
+
+    /// Keeps the partner told as long as the engine runs, and connects it anew where it is lost.
+    pub(crate) fn tell_partner_forever(&self) {
+        let Some(link) = &self.partner else { return };
+        let mut again = Instant::now();
+        let mut beat = Instant::now();
+        while !self.desk().stopped {
+            thread::sleep(Duration::from_millis(50));
+            if beat.elapsed() < BEAT {
+                continue;
+            }
+            beat = Instant::now();
+            let mut wire = lock(&link.wire);
+            if link.is_connected() && wire.is_some() {
+                let _ = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
+            } else if Instant::now() >= again {
+                again = Instant::now() + AGAIN;
+                if let Err(error) = self.connect_partner(link, &mut wire) {
+                    link.lose(&mut wire, &error);
+                } else {
+                    let at = link.address.socket();
+                    let _ = writeln!(io::stderr(), "kedge: the partner {at} is there again");
+                }
+            }
+        }
+    }
+
+    /// Has the partner have all of a file that is not below. `false` if it cannot.
+    pub(crate) fn copy_to_partner(
+        &self,
+        file: &CachedFile,
+        opened: &Arc<File>,
+        told: &dyn Fn(io::Result<()>) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let Some(link) = &self.partner else { return Ok(false) };
+        if !self.send_all(link, file)? {
+            link.drained.fetch_add(1, Ordering::Relaxed);
+            return Ok(false);
+        }
+        // What has landed since, or went below at once, is on no disk until that is synced.
+        let opened = file.lock().below.clone().unwrap_or_else(|| opened.clone());
+        self.finish_cut(file, &opened)?;
+        for tier in &self.tiers {
+            tier.sync_cleans()?;
+        }
+        told(self.sync_below(file, || opened.sync_data()))?;
+        Ok(true)
+    }
+
+    fn send_all(&self, link: &Link, file: &CachedFile) -> io::Result<bool> {
+        let mut missing = RangeMap::default();
+        let lapses = {
+            let state = file.lock();
+            if state.extents.is_clean() && !state.at_partner {
+                return Ok(true);
+            }
+            for range in state.extents.unwritten_within(0..u64::MAX) {
+                missing.insert(range, ());
+            }
+            for (range, _) in state.copied.iter().filter(|(_, newest)| *newest) {
+                missing.remove(range);
+            }
+            state.lapses
+        };
+        let mut buffer = Vec::new();
+        for (range, ()) in missing.iter() {
+            let mut from = range.start;
+            while from < range.end {
+                let part = from..range.end.min(from + PART);
+                from = part.end;
+                if !self.send(link, file, part, &mut buffer)? {
+                    return Ok(false);
+                }
+            }
+        }
+        let mut wire = lock(&link.wire);
+        let synced = link.with(&mut wire, |wire| {
+            let done = wire.ask(&Said::Sync(file.number))?;
+            wire.say(&Said::Heard).map(|()| done)
+        });
+        // Others who wait for the same bytes find it before they ask.
+        let mut state = file.lock();
+        if let Some(Ok(())) = synced {
+            // In between, some of it may have been lost on its way.
+            return Ok(state.lapses == lapses);
+        }
+        if let Some(Err(why)) = synced {
+            *lock(&link.why) = Some(why);
+        }
+        // Nobody knows how much of it has got there.
+        state.lapses += 1;
+        let all: Vec<_> = state.copied.iter().map(|(range, _)| range).collect();
+        all.into_iter().for_each(|range| {
+            state.copied.insert(range, false);
+        });
+        Ok(false)
+    }
+
+    /// Sends what of a part is not below. `false` if it cannot be.
+    fn send(
+        &self,
+        link: &Link,
+        file: &CachedFile,
+        part: Range<u64>,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<bool> {
+        if !link.is_connected() {
+            return Ok(false);
+        }
+        let mut wire = lock(&link.wire);
+        let mut state = file.lock();
+        // Of a file that no name leads to, nothing can be recovered.
+        if state.orphan || state.path.is_empty() {
+            return Ok(false);
+        }
+        buffer.resize((part.end - part.start) as usize, 0);
+        let (mut pieces, mut behind) = (Vec::new(), Vec::new());
+        for piece in state.extents.pieces(part.clone()) {
+            let Some(shadow) = piece.tier.and_then(|tier| state.shadows[tier].clone()) else {
+                continue;
+            };
+            let place =
+                (piece.range.start - part.start) as usize..(piece.range.end - part.start) as usize;
+            match shadow.file() {
+                // Under the lock, or it could be drained and be a hole.
+                Some(_) => shadow.read_exact_at(&mut buffer[place], piece.range.start)?,
+                None => behind.push((shadow.pin(&piece.range), piece.range.start, place)),
+            }
+            pieces.push(piece.range);
+        }
+        link.note(Record::File(file.number, crate::engine::identity(file, &state)));
+        state.at_partner = true;
+        for range in &pieces {
+            state.copied.insert(range.clone(), true);
+        }
+        // What is noted from now on comes after this part.
+        let notes = std::mem::take(&mut *lock(&link.notes));
+        drop(state);
+        for (shadow, at, place) in behind {
+            shadow.read_exact_at(&mut buffer[place], at)?;
+        }
+        let sent = link.with_notes(&mut wire, notes, |wire| {
+            for range in &pieces {
+                let place = (range.start - part.start) as usize..(range.end - part.start) as usize;
+                wire.count()?;
+                let data = &buffer[place];
+                wire::write_data(&mut wire.connection, file.number, range.start, data)?;
+                link.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+            }
+            // A long fsync leaves no room to the thread that says so.
+            if wire.heard.is_some_and(|heard| heard.elapsed() > BEAT) {
+                let _ = wire.ask(&Said::Beat)?;
+            }
+            Ok(())
+        });
+        Ok(sent.is_some())
+    }
+
+    /// Has a recovery at the partner know that what it has of a file, which is all below, is older:
+    /// by telling the partner, or where that is not there, by when the file was changed below.
+    pub(crate) fn settle_partner(&self, file: &CachedFile) -> io::Result<()> {
+        let Some(link) = &self.partner else { return Ok(()) };
+        while file.lock().at_partner {
+            let mut wire = lock(&link.wire);
+            let told = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
+            let heard = *lock(&link.heard);
+            drop(wire);
+            if let Some(Ok(())) = told {
+                return Ok(());
+            }
+            if heard.is_none_or(|heard| heard.elapsed() > UNTOLD) {
+                let stat = below::stat(&file.node)?;
+                // The same mode again: that changes nothing but when the file was changed.
+                let path = below::by_descriptor(&file.node);
+                rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Notes that bytes of a file were written anew here.
+    pub(crate) fn copies_are_older(&self, state: &mut State, range: &Range<u64>) {
+        let older: Vec<_> = state.copied.within(range.clone()).map(|(range, _)| range).collect();
+        for range in older {
+            state.copied.insert(range, false);
+        }
+    }
+
+    /// Has the partner give up what is below now of `range`, or is no part of the file any more.
+    pub(crate) fn partner_gives_up(&self, file: &CachedFile, state: &mut State, range: Range<u64>) {
+        let Some(link) = self.partner.as_ref().filter(|_| state.at_partner) else { return };
+        let mut gone = RangeMap::default();
+        gone.insert(range.clone(), ());
+        // What is not below, and there as it is here, stays.
+        for part in state.extents.unwritten_within(range) {
+            for (newest, _) in state.copied.within(part).filter(|(_, newest)| *newest) {
+                gone.remove(newest);
+            }
+        }
+        for (Range { start, end }, ()) in gone.iter() {
+            if !state.copied.remove(start..end).is_empty() {
+                link.note(Record::Clean(file.number, start, end - start));
+            }
+        }
+    }
+
+    /// Has the partner forget a file.
+    pub(crate) fn partner_forgets(&self, file: &CachedFile, state: &mut State) {
+        let Some(link) = self.partner.as_ref().filter(|_| state.at_partner) else { return };
+        state.at_partner = false;
+        state.copied = RangeMap::default();
+        link.note(Record::Drop(file.number));
+    }
+
+    /// Tells the partner the name that a file has now.
+    pub(crate) fn tell_partner_identity(&self, file: &CachedFile, state: &State) {
+        if let Some(link) = self.partner.as_ref().filter(|_| state.at_partner) {
+            link.note(Record::File(file.number, crate::engine::identity(file, state)));
+        }
+    }
+
+    /// Returns how the partner stands.
+    pub(crate) fn partner_status(&self) -> Option<PartnerStatus> {
+        let link = self.partner.as_ref()?;
+        let files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
+        Some(PartnerStatus {
+            address: link.address.socket(),
+            connected: link.is_connected(),
+            holds: files.iter().map(|file| file.lock().copied.total()).sum(),
+            sent: link.sent.load(Ordering::Relaxed),
+            drained: link.drained.load(Ordering::Relaxed),
+            why: lock(&link.why).clone(),
+        })
+    }
+
+    /// Ends with the partner: all is below.
+    pub(crate) fn end_partner(&self) {
+        if let Some(Err(why)) = self.partner.as_ref().map(Link::end) {
+            let _ = writeln!(io::stderr(), "kedge: {why}");
+        }
+    }
+}
+
+/// Returns whether `folder` of a partner has what a cache of `under` held.
+pub(crate) fn has_home(folder: &Path, under: &Path) -> bool {
+    home::holds(folder, under)
+}
