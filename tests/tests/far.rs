@@ -231,7 +231,10 @@ fn a_session_s_proxy_heeds_sigterm() {
     // Before, its near end would have another one; and the server others, which answer what a
     // session asks at its start.
     let mut said = BufReader::new(child.stdout.take().expect("a pipe"));
-    said.read_line(&mut String::new()).expect("a step");
+    // The program's nonce, which it has before it asks for a device, and a step.
+    for _ in 0..2 {
+        said.read_line(&mut String::new()).expect("a line");
+    }
     until("the session alone", || children(&server) == 1);
     let path = format!("/proc/{0}/task/{0}/children", server.pid());
     let proxy = std::fs::read_to_string(path).expect("a living server");
