@@ -419,20 +419,20 @@ impl Device {
         for _ in 0..count {
             let mut lines = lock(&self.lines);
             let Some(late) = lines.late.get(at) else { return };
-            match late.line.channel.receive::<Answer>(GLANCE) {
-                Err(SocketError::TimedOut { .. }) => at += 1,
-                over => {
-                    let Late { line, place } = lines.late.remove(at);
-                    drop(lines);
-                    match over {
-                        Ok(_) => {
-                            // Whoever asked has given the place up.
-                            lock(&self.free).warm.extend(place);
-                            self.give_line(line);
-                        }
-                        Err(_) => self.connect_again(line),
-                    }
+            // An answer that has begun is not left half read: the next one would not be understood.
+            if !late.line.channel.has_word(GLANCE) {
+                at += 1;
+                continue;
+            }
+            let Late { line, place } = lines.late.remove(at);
+            drop(lines);
+            match line.channel.receive::<Answer>(LIMIT) {
+                Ok(_) => {
+                    // Whoever asked has given the place up.
+                    lock(&self.free).warm.extend(place);
+                    self.give_line(line);
                 }
+                Err(_) => self.connect_again(line),
             }
         }
     }

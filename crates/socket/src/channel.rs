@@ -41,6 +41,12 @@ impl Channel {
         frame::send(self.0.as_fd(), message, fds, Deadline::after(limit))
     }
 
+    /// Whether a message has begun to arrive, or the other end has gone, within `limit`. Nothing is
+    /// taken: [`receive`](Channel::receive) with a short limit may leave half of a message.
+    pub fn has_word(&self, limit: Duration) -> bool {
+        Deadline::after(limit).poll(self.socket(), libc::POLLIN).is_ok()
+    }
+
     /// The next message and the descriptors that came with it, if it comes within `limit`.
     pub fn receive<T: Wire>(&self, limit: Duration) -> Result<(T, Vec<OwnedFd>), SocketError> {
         frame::receive(self.0.as_fd(), Deadline::after(limit))
