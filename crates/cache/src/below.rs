@@ -2,7 +2,9 @@
 
 use crate::caller::Caller;
 use crate::tier::lock;
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
+};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -49,6 +51,17 @@ const KEEP_WRITES: [u64; 7] =
 /// Returns the path by which a descriptor is opened anew.
 pub(crate) fn by_descriptor(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Changes when a file was changed last, and nothing else of it.
+pub(crate) fn touch(fd: &OwnedFd) -> io::Result<()> {
+    let stat = stat(fd)?;
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: stat.st_atime, tv_nsec: stat.st_atime_nsec as _ },
+        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    };
+    let (path, none) = (by_descriptor(fd), AtFlags::empty());
+    Caller::run_as_owner(&stat, || Ok(rustix::fs::utimensat(CWD, &path, &times, none)?))
 }
 
 /// Opens what a path descriptor stands for.

@@ -447,7 +447,8 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
     if !engine.unclaimed.is_empty() {
         return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
     }
-    engine.end_partner();
+    // Its home stays, and which cache it is: a later one can tell the partner.
+    engine.end_partner().map_err(CacheError::Left)?;
     engine.end_holder();
     home::remove(&engine.spec);
     Ok(())
@@ -482,8 +483,11 @@ pub fn recover(
     give_up(&engine, &mut recovered, discard);
     if recovered.stuck.is_empty() {
         recovered.at_partner = partner::forget(&engine.spec).err();
-        engine.end_holder();
-        home::remove(&engine.spec);
+        // Which cache it is stays known until the partner was told, or is given up.
+        if recovered.at_partner.is_none() || discard.is_some() {
+            engine.end_holder();
+            home::remove(&engine.spec);
+        }
     }
     Ok(recovered)
 }

@@ -103,6 +103,8 @@ impl Engine {
         state.departs();
         file.notify();
         let Some(flight) = state.extents.take(from, part, ALIGN) else { return Ok(None) };
+        let sends = state.sends;
+        state.departed.insert(flight.range.clone(), sends);
         let shadow = state.shadows[flight.tier].as_ref().map(|shadow| shadow.pin(&flight.range));
         let below = state.below.clone();
         let sync = self.must_sync(&state, flight.tier);
@@ -164,6 +166,7 @@ impl Engine {
     fn arrived(&self, file: &CachedFile, flight: &Flight, result: &io::Result<()>) {
         let world = self.world.read();
         let mut state = file.lock();
+        let departed = state.departed.remove(flight.range.clone());
         match result {
             Ok(()) => {
                 let freed = state.extents.landed(flight);
@@ -176,7 +179,8 @@ impl Engine {
                 let parts = clean.iter().map(|(range, ())| Flight { range, tier: flight.tier });
                 self.release(file, &state, &parts.collect::<Vec<_>>(), &freed);
                 Counters::add(&self.counters.drained, flight.range.end - flight.range.start);
-                self.partner_gives_up(file, &mut state, flight.range.clone());
+                let sent = departed.first().map_or(0, |(_, sends)| *sends);
+                self.partner_gives_up(file, &mut state, flight.range.clone(), sent);
                 if state.extents.is_clean() {
                     keep_time(&mut state);
                 }

@@ -190,6 +190,8 @@ impl Engine {
             None => {
                 let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
                 let file = CachedFile::new(number, key, node.clone(), stat.st_uid);
+                // It may have been known, and drained, a moment ago.
+                file.lock().at_partner = self.partner.as_ref().is_some_and(Link::is_behind);
                 let file = Arc::new(file);
                 files.by_key.insert(key, file.clone());
                 files.by_number.insert(number, file.clone());
@@ -232,8 +234,9 @@ impl Engine {
             return;
         }
         files.by_key.remove(&file.key);
-        drop(files);
+        // Before it can be known anew, which asks whether all was told.
         self.partner_forgets(file, &mut state);
+        drop(files);
         for (index, tier) in self.tiers.iter().enumerate() {
             if let Some(shadow) = state.shadows[index].take() {
                 if !self.note_freed(index, &Record::Drop(file.number)) {

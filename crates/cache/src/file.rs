@@ -39,6 +39,15 @@ pub(crate) enum Keeping {
     Last,
 }
 
+/// What the partner has of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Copied {
+    /// Whether it is what is here.
+    pub(crate) newest: bool,
+    /// The number under which it was sent.
+    pub(crate) sent: u64,
+}
+
 /// What changes of a file.
 #[derive(Debug, Default)]
 pub(crate) struct State {
@@ -90,8 +99,12 @@ pub(crate) struct State {
     pub(crate) broken: RangeMap<()>,
     /// What of it the partner has, and whether that is what is here: older bytes stay there until
     /// newer ones are there or below.
-    pub(crate) copied: RangeMap<bool>,
-    /// Whether the partner was told of it.
+    pub(crate) copied: RangeMap<Copied>,
+    /// How many parts were sent to the partner, and of those that are on their way below how many
+    /// by then: what was sent later is not below when they land.
+    pub(crate) sends: u64,
+    pub(crate) departed: RangeMap<u64>,
+    /// Whether the partner was told of it, or may have something of it from before it was known.
     pub(crate) at_partner: bool,
     /// How often it was not known any more what the partner has.
     pub(crate) lapses: u64,

@@ -88,7 +88,7 @@ impl Engine {
         }
         // A disk must know where the file ends before the rest is holes.
         self.release(file, &state, &parts, &freed);
-        self.partner_gives_up(file, &mut state, size..u64::MAX);
+        self.partner_gives_up(file, &mut state, size..u64::MAX, u64::MAX);
         for tier in self.tiers.iter().filter(|tier| tier.is_durable()) {
             tier.sync_cleans()?;
         }

@@ -201,6 +201,9 @@ impl Spec {
         if (self.fsync == Fsync::Partner) != self.partner.is_some() {
             return wrong("--fsync partner and --partner HOST belong together".into());
         }
+        if has(Medium::Gpu) && self.partner.is_some() {
+            return wrong("a partner and a tier of device memory do not go together".into());
+        }
         if self.fsync == Fsync::Nvme && !has(Medium::Nvme) {
             return wrong(
                 "--fsync nvme needs a tier on a local disk: --tier nvme:/local:200G".into(),

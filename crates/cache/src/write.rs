@@ -318,7 +318,7 @@ impl Engine {
         };
         let range = start..start.saturating_add(write.length);
         let durable = state.keeping != Keeping::Plain
-            || state.at_partner
+            || self.partner.is_some()
             || state.extents.holder(&range, |tier| self.tiers[tier].is_durable()).is_some();
         drop(state);
         self.finish_cut(file, &below)?;
@@ -333,7 +333,7 @@ impl Engine {
         let (parts, freed) = state.extents.forget(start..start + written as u64);
         state.broken.remove(start..start + written as u64);
         self.release(file, &state, &parts, &freed);
-        self.partner_gives_up(file, &mut state, start..start + written as u64);
+        self.partner_gives_up(file, &mut state, start..start + written as u64, u64::MAX);
         self.settle(file, &mut state);
         drop(state);
         drop(alone);

@@ -39,6 +39,10 @@ const NAP: Duration = Duration::from_millis(500);
 const FILES: usize = 1 << 20;
 /// Parts of all files of one cache.
 pub(super) const PARTS: usize = 1 << 20;
+/// Ranges that wait to be given back.
+const FREED: usize = 1 << 16;
+/// Caches of one key at a time.
+const SESSIONS: usize = 64;
 /// A journal is written anew when it is that long.
 const LONG_JOURNAL: u64 = 8 << 20;
 /// The folder of caches on this machine, which show no key. No key has such a name.
@@ -293,6 +297,9 @@ impl Session {
             // Others may have recovered some of it since.
             account.used = place::size_of(of_key);
         }
+        if account.sessions >= SESSIONS {
+            return Err(other("this key has too many caches here"));
+        }
         account.sessions += 1;
         self.counted = true;
         Ok(())
@@ -321,9 +328,14 @@ impl Session {
                     continue;
                 }
                 Said::Data(file, offset, data) => {
-                    if let Err(error) = self.keep(file, offset, &data) {
+                    let kept = self.keep(file, offset, &data);
+                    // A sync of a file that is not known fails anyway.
+                    if let Err(error) = kept
+                        && self.files.contains_key(&file)
+                    {
                         self.failed.insert(file, error.to_string());
                     }
+                    self.compact()?;
                     continue;
                 }
                 Said::Sync(file) => match self.sync(file) {
@@ -361,7 +373,6 @@ impl Session {
             Record::File(file, _) => {
                 let known = self.files.contains_key(file);
                 if !known && self.files.len() >= FILES {
-                    self.failed.insert(*file, "the partner keeps no more files".into());
                     return Ok(());
                 }
             }
@@ -386,7 +397,10 @@ impl Session {
         if dropped {
             self.failed.remove(&file);
         }
-        Ok(())
+        if self.freed.len() >= FREED {
+            self.give_back()?;
+        }
+        self.compact()
     }
 
     fn parts_of(&self, file: u64) -> usize {
@@ -427,6 +441,9 @@ impl Session {
 
     /// Has the disk have all that was said of a file.
     fn sync(&mut self, file: u64) -> io::Result<()> {
+        if !self.files.contains_key(&file) {
+            return Err(other("the partner does not know the file, or keeps no more of them"));
+        }
         if let Some(why) = self.failed.remove(&file) {
             self.tier.sync()?;
             return Err(other(why));
@@ -439,6 +456,11 @@ impl Session {
             self.tier.sync_names()?;
         }
         self.tier.sync()?;
+        self.compact()
+    }
+
+    /// Writes a journal anew that has grown long.
+    fn compact(&mut self) -> io::Result<()> {
         if self.tier.journal_length() > self.long_journal {
             self.rewrite()?;
             self.long_journal = LONG_JOURNAL.max(2 * self.tier.journal_length());
@@ -506,6 +528,10 @@ impl Session {
     fn end(&mut self) {
         self.files.clear();
         self.freed.clear();
+        let held: u64 = self.held.drain().map(|(_, held)| held.total()).sum();
+        if let Some(account) = lock(&self.partner.accounts).get_mut(&self.key) {
+            account.used = account.used.saturating_sub(held);
+        }
         home::remove_one(&self.home);
         place::remove_empty(&self.home, &self.partner.spec.folder);
     }

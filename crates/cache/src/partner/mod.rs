@@ -15,7 +15,7 @@ pub use wire::check_bytes;
 use crate::CacheError;
 use crate::below;
 use crate::engine::Engine;
-use crate::file::{CachedFile, State};
+use crate::file::{CachedFile, Copied, State};
 use crate::journal::Record;
 use crate::ranges::RangeMap;
 use crate::spec::{PartnerAddress, Spec, memory_home};
@@ -75,13 +75,24 @@ pub(crate) struct Link {
     /// Is locked before any file's state.
     wire: Mutex<Option<Wire>>,
     /// What it is to be told before anything else, in this order. Is locked after files' states.
-    notes: Mutex<Vec<Record>>,
+    notes: Mutex<Notes>,
     connected: AtomicBool,
+    /// Whether it ever was: what it has then, this daemon has sent, or has seen there.
+    was_connected: AtomicBool,
     /// When the last answer was heard.
     heard: Mutex<Option<Instant>>,
     sent: AtomicU64,
     drained: AtomicU64,
     why: Mutex<Option<String>>,
+}
+
+/// What a partner is to be told.
+#[derive(Debug, Default)]
+struct Notes {
+    waiting: Vec<Record>,
+    /// How many there ever were, and how many of them an answer has come after.
+    noted: u64,
+    told: u64,
 }
 
 /// A connection.
@@ -112,7 +123,11 @@ impl Wire {
     }
 
     fn hear(&mut self) -> io::Result<Said> {
-        self.connection.read_until(Instant::now() + ANSWER);
+        self.hear_until(Instant::now() + ANSWER)
+    }
+
+    fn hear_until(&mut self, until: Instant) -> io::Result<Said> {
+        self.connection.read_until(until);
         self.count()?;
         let said = Said::read(&mut self.connection)?;
         self.heard = Some(Instant::now());
@@ -155,6 +170,7 @@ impl Link {
             wire: Mutex::default(),
             notes: Mutex::default(),
             connected: AtomicBool::new(false),
+            was_connected: AtomicBool::new(false),
             heard: Mutex::default(),
             sent: AtomicU64::new(0),
             drained: AtomicU64::new(0),
@@ -173,12 +189,25 @@ impl Link {
             return;
         }
         let mut notes = lock(&self.notes);
-        if notes.len() >= NOTES {
+        if notes.waiting.len() >= NOTES {
             self.connected.store(false, Ordering::SeqCst);
-            notes.clear();
+            notes.waiting.clear();
             return;
         }
-        notes.push(record);
+        notes.waiting.push(record);
+        notes.noted += 1;
+    }
+
+    /// Returns what is to be told now, and how many notes that makes.
+    fn take_notes(&self) -> (Vec<Record>, u64) {
+        let mut notes = lock(&self.notes);
+        (std::mem::take(&mut notes.waiting), notes.noted)
+    }
+
+    /// Whether the partner may have what is older than what is below, and was not told that.
+    pub(crate) fn is_behind(&self) -> bool {
+        let notes = lock(&self.notes);
+        !self.is_connected() || notes.told != notes.noted
     }
 
     /// Connects, and shakes hands unless the partner is on this machine.
@@ -222,12 +251,13 @@ impl Link {
 
     /// Begins a session, and returns what the partner has of each file.
     fn begin(&self, left: Option<u64>) -> io::Result<(Wire, HashMap<u64, RangeMap<()>>)> {
+        let until = Instant::now() + LIMIT + ANSWER;
         let mut wire = Wire { connection: self.connect()?, left, heard: None };
         wire.say(&Said::Hello(self.hello.clone()))?;
         let mut held: HashMap<u64, RangeMap<()>> = HashMap::new();
         let mut parts = 0;
         loop {
-            match wire.hear()? {
+            match wire.hear_until(until)? {
                 Said::Note(Record::Write(file, offset, length)) => {
                     let range = offset..offset.saturating_add(length);
                     parts += 1;
@@ -247,7 +277,7 @@ impl Link {
     fn lose(&self, wire: &mut MutexGuard<'_, Option<Wire>>, error: &io::Error) {
         **wire = None;
         self.connected.store(false, Ordering::SeqCst);
-        lock(&self.notes).clear();
+        lock(&self.notes).waiting.clear();
         let text = error.to_string();
         let said = lock(&self.why).replace(text.clone());
         if said.as_ref() != Some(&text) {
@@ -262,7 +292,7 @@ impl Link {
         wire: &mut MutexGuard<'_, Option<Wire>>,
         more: impl FnOnce(&mut Wire) -> io::Result<R>,
     ) -> Option<R> {
-        let notes = std::mem::take(&mut *lock(&self.notes));
+        let notes = self.take_notes();
         self.with_notes(wire, notes, more)
     }
 
@@ -270,15 +300,17 @@ impl Link {
     fn with_notes<R>(
         &self,
         wire: &mut MutexGuard<'_, Option<Wire>>,
-        notes: Vec<Record>,
+        (notes, noted): (Vec<Record>, u64),
         more: impl FnOnce(&mut Wire) -> io::Result<R>,
     ) -> Option<R> {
         let open = wire.as_mut().filter(|_| self.is_connected())?;
+        let before = open.heard;
         let told = notes.into_iter().try_for_each(|note| open.say(&Said::Note(note)));
         match told.and_then(|()| more(open)) {
             Ok(result) => {
-                if let Some(heard) = open.heard {
+                if let Some(heard) = open.heard.filter(|_| open.heard != before) {
                     lock(&self.heard).replace(heard);
+                    lock(&self.notes).told = noted;
                 }
                 Some(result)
             }
@@ -304,7 +336,11 @@ impl Link {
         *wire = None;
         self.connected.store(false, Ordering::SeqCst);
         done.map_err(|why| {
-            format!("the partner {} may keep what is below now: {why}", self.address.socket())
+            format!(
+                "the partner {} may keep what is below now: {why}; recover nothing there before \
+                 `kedge cache recover` has told it, or a cache with that partner has run here",
+                self.address.socket()
+            )
         })
     }
 }
@@ -340,7 +376,14 @@ impl Engine {
         let (open, mut held) = link.begin(self.faults.partner)?;
         *lock(&link.heard) = open.heard;
         **wire = Some(open);
-        lock(&link.notes).clear();
+        {
+            let mut notes = lock(&link.notes);
+            notes.waiting.clear();
+            notes.told = notes.noted;
+            // Nobody takes it for told in between.
+            notes.noted += 1;
+        }
+        let goes_on = link.was_connected.swap(true, Ordering::SeqCst);
         // From now on, what is drained is noted.
         link.connected.store(true, Ordering::SeqCst);
         let known: Vec<Arc<CachedFile>> = lock(&self.files).by_number.values().cloned().collect();
@@ -349,14 +392,33 @@ impl Engine {
             let there = held.remove(&file.number).unwrap_or_default();
             state.at_partner = !there.is_empty();
             state.lapses += 1;
-            state.copied = RangeMap::default();
+            if state.orphan {
+                // No name leads to it: nothing of it can be recovered.
+                self.partner_forgets(&file, &mut state);
+                continue;
+            }
+            if state.at_partner {
+                // Its name or owner may have changed meanwhile.
+                link.note(Record::File(file.number, crate::engine::identity(&file, &state)));
+            }
+            let known = std::mem::take(&mut state.copied);
             for (range, ()) in there.iter() {
                 let mut below = RangeMap::default();
                 below.insert(range.clone(), ());
                 for part in state.extents.unwritten_within(range) {
-                    below.remove(part.clone());
-                    // It may be older than what is here.
-                    state.copied.insert(part, false);
+                    // What it had and newer bytes have taken the place of below is no use. An
+                    // earlier daemon may have sent all of it.
+                    let kept: Vec<_> = match goes_on {
+                        true => {
+                            known.within(part).map(|(range, copied)| (range, copied.sent)).collect()
+                        }
+                        false => vec![(part, 0)],
+                    };
+                    for (part, sent) in kept {
+                        below.remove(part.clone());
+                        // It may be older than what is here.
+                        state.copied.insert(part, Copied { newest: false, sent });
+                    }
                 }
                 for (Range { start, end }, ()) in below.iter() {
                     link.note(Record::Clean(file.number, start, end - start));
@@ -427,13 +489,15 @@ impl Engine {
         let mut missing = RangeMap::default();
         let lapses = {
             let state = file.lock();
-            if state.extents.is_clean() && !state.at_partner {
+            if state.extents.is_clean() {
+                drop(state);
+                self.settle_partner(file)?;
                 return Ok(true);
             }
             for range in state.extents.unwritten_within(0..u64::MAX) {
                 missing.insert(range, ());
             }
-            for (range, _) in state.copied.iter().filter(|(_, newest)| *newest) {
+            for (range, _) in state.copied.iter().filter(|(_, copied)| copied.newest) {
                 missing.remove(range);
             }
             state.lapses
@@ -465,10 +529,7 @@ impl Engine {
         }
         // Nobody knows how much of it has got there.
         state.lapses += 1;
-        let all: Vec<_> = state.copied.iter().map(|(range, _)| range).collect();
-        all.into_iter().for_each(|range| {
-            state.copied.insert(range, false);
-        });
+        self.copies_are_older(&mut state, &(0..u64::MAX));
         Ok(false)
     }
 
@@ -506,14 +567,18 @@ impl Engine {
         }
         link.note(Record::File(file.number, crate::engine::identity(file, &state)));
         state.at_partner = true;
+        state.sends += 1;
+        let copied = Copied { newest: true, sent: state.sends };
         for range in &pieces {
-            state.copied.insert(range.clone(), true);
+            state.copied.insert(range.clone(), copied);
         }
         // What is noted from now on comes after this part.
-        let notes = std::mem::take(&mut *lock(&link.notes));
+        let notes = link.take_notes();
         drop(state);
         for (shadow, at, place) in behind {
-            shadow.read_exact_at(&mut buffer[place], at)?;
+            // What was noted cannot be told any more, and counts as sent.
+            let read = shadow.read_exact_at(&mut buffer[place], at);
+            read.inspect_err(|error| link.lose(&mut wire, error))?;
         }
         let sent = link.with_notes(&mut wire, notes, |wire| {
             for range in &pieces {
@@ -545,11 +610,7 @@ impl Engine {
                 return Ok(());
             }
             if heard.is_none_or(|heard| heard.elapsed() > UNTOLD) {
-                let stat = below::stat(&file.node)?;
-                // The same mode again: that changes nothing but when the file was changed.
-                let path = below::by_descriptor(&file.node);
-                rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(stat.st_mode & 0o7777))?;
-                return Ok(());
+                return below::touch(&file.node);
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -558,21 +619,27 @@ impl Engine {
 
     /// Notes that bytes of a file were written anew here.
     pub(crate) fn copies_are_older(&self, state: &mut State, range: &Range<u64>) {
-        let older: Vec<_> = state.copied.within(range.clone()).map(|(range, _)| range).collect();
-        for range in older {
-            state.copied.insert(range, false);
+        let older: Vec<_> = state.copied.within(range.clone()).collect();
+        for (range, copied) in older {
+            state.copied.insert(range, Copied { newest: false, ..copied });
         }
     }
 
     /// Has the partner give up what is below now of `range`, or is no part of the file any more.
-    pub(crate) fn partner_gives_up(&self, file: &CachedFile, state: &mut State, range: Range<u64>) {
+    /// What was sent after the first `sent` parts stays where something of it is not below.
+    pub(crate) fn partner_gives_up(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        range: Range<u64>,
+        sent: u64,
+    ) {
         let Some(link) = self.partner.as_ref().filter(|_| state.at_partner) else { return };
         let mut gone = RangeMap::default();
         gone.insert(range.clone(), ());
-        // What is not below, and there as it is here, stays.
         for part in state.extents.unwritten_within(range) {
-            for (newest, _) in state.copied.within(part).filter(|(_, newest)| *newest) {
-                gone.remove(newest);
+            for (later, _) in state.copied.within(part).filter(|(_, copied)| copied.sent > sent) {
+                gone.remove(later);
             }
         }
         for (Range { start, end }, ()) in gone.iter() {
@@ -612,10 +679,11 @@ impl Engine {
     }
 
     /// Ends with the partner: all is below.
-    pub(crate) fn end_partner(&self) {
-        if let Some(Err(why)) = self.partner.as_ref().map(Link::end) {
-            let _ = writeln!(io::stderr(), "kedge: {why}");
-        }
+    ///
+    /// # Errors
+    /// What it may keep, and why.
+    pub(crate) fn end_partner(&self) -> Result<(), String> {
+        self.partner.as_ref().map_or(Ok(()), Link::end)
     }
 }
 

@@ -210,6 +210,106 @@ fn a_partner_that_was_lost_learns_what_is_below() {
     assert_eq!(all, [b"later".to_vec(), b"B".to_vec(), b"c".to_vec()]);
 }
 
+/// Writes "v0", which stands still on its way below until what is returned is called.
+fn flying(scratch: &Scratch, engine: &Arc<Engine>, handle: &Arc<Handle>) -> impl FnOnce() + use<> {
+    let hold = scratch.0.join("hold");
+    fs::write(&hold, "").expect("written");
+    write(engine, handle, 0, b"v0");
+    let (own, file) = (engine.clone(), handle.file.clone());
+    let drains = thread::spawn(move || own.drain_part(&file, 0, &mut Vec::new()).map(drop));
+    while below(scratch, "a") != b"v0" {
+        thread::sleep(Duration::from_millis(1));
+    }
+    move || {
+        fs::remove_file(hold).expect("removed");
+        drains.join().expect("it ends").expect("drained");
+    }
+}
+
+#[test]
+fn an_older_part_that_lands_leaves_the_partner_what_it_has() {
+    for reconnects in [false, true] {
+        let scratch = Scratch::new(&format!("partnerflies{reconnects}"));
+        let (_partner, address) = partner(&scratch, None);
+        let hold = scratch.0.join("hold").display().to_string();
+        let engine = engine(&scratch, &address, &format!("carried={hold}"));
+        let link = begun(&engine);
+        let handle = open(&engine, &scratch.below("a"));
+        let land = flying(&scratch, &engine, &handle);
+        write(&engine, &handle, 0, b"v1");
+        fsync(&engine, &handle);
+        write(&engine, &handle, 0, b"v2");
+        if reconnects {
+            link.lose(&mut lock(&link.wire), &io::Error::other("a test"));
+            engine.begin_partner().expect("it is there");
+        }
+        land();
+        beat(&engine);
+        assert_eq!((status(&engine).holds, below(&scratch, "a")), (2, b"v0".to_vec()));
+        drop(handle);
+        lose_node(&scratch, engine);
+        recover(&scratch).expect("recovered");
+        assert_eq!(below(&scratch, "a"), b"v1");
+    }
+}
+
+#[test]
+fn a_part_that_lands_takes_what_is_older() {
+    let scratch = Scratch::new("partnerlands");
+    let (_partner, address) = partner(&scratch, None);
+    let hold = scratch.0.join("hold").display().to_string();
+    let engine = engine(&scratch, &address, &format!("carried={hold}"));
+    begun(&engine);
+    let handle = open(&engine, &scratch.below("a"));
+    write(&engine, &handle, 0, b"v-");
+    fsync(&engine, &handle);
+    let land = flying(&scratch, &engine, &handle);
+    write(&engine, &handle, 0, b"v1");
+    land();
+    beat(&engine);
+    assert_eq!(status(&engine).holds, 0, "v0 is below, which is newer");
+    drop(handle);
+    lose_node(&scratch, engine);
+    let _ = recover(&scratch);
+    assert_eq!(below(&scratch, "a"), b"v0");
+}
+
+#[test]
+fn what_the_partner_was_not_told_counts_when_the_file_is_known_anew() {
+    for connected in [true, false] {
+        let scratch = Scratch::new(&format!("partnerknown{connected}"));
+        let (_partner, address) = partner(&scratch, None);
+        let engine = engine(&scratch, &address, "");
+        let link = begun(&engine);
+        let handle = open(&engine, &scratch.below("a"));
+        write(&engine, &handle, 0, b"v1");
+        fsync(&engine, &handle);
+        if !connected {
+            link.lose(&mut lock(&link.wire), &io::Error::other("a test"));
+        }
+        engine.drain_file(&handle.file).expect("drained");
+        handle.file.lock().writers = 0;
+        engine.let_go(&handle.file);
+        assert!(engine.known(handle.file.key).is_none(), "it is forgotten");
+        let again = open(&engine, &scratch.below("a"));
+        write(&engine, &again, 0, b"v2");
+        engine.drain_file(&again.file).expect("drained");
+        fsync(&engine, &again);
+        drop((handle, again));
+        lose_node(&scratch, engine);
+        let _ = recover(&scratch);
+        assert_eq!(below(&scratch, "a"), b"v2", "connected: {connected}");
+    }
+}
+
+#[test]
+fn a_partner_that_cannot_be_told_of_the_end_is_named() {
+    let scratch = Scratch::new("partnerend");
+    let nobody = PartnerAddress("127.0.0.1:1".into());
+    let why = engine(&scratch, &nobody, "").end_partner().expect_err("nobody is there");
+    assert!(why.contains("may keep"), "{why}");
+}
+
 #[test]
 fn a_new_daemon_goes_on_and_another_boot_is_refused() {
     let scratch = Scratch::new("partnerboot");
@@ -230,7 +330,7 @@ fn a_new_daemon_goes_on_and_another_boot_is_refused() {
     recover(&scratch).expect("recovered");
     assert_eq!(below(&scratch, "a"), b"a");
     third.begin_partner().expect("nothing is left there");
-    third.end_partner();
+    third.end_partner().expect("told");
     assert!(!kept(&scratch).exists());
     lose_node(&scratch, third);
 }
