@@ -21,6 +21,8 @@ const LTO_MAGIC: u32 = u32::from_le_bytes([0x43, 0x56, 0x4e, 0x7f]);
 const BITCODE_MAGIC: u32 = u32::from_le_bytes(*b"BC\xc0\xde");
 /// What cuLinkComplete made: the images that were linked, to be linked again by the proxy.
 const LINKED_MAGIC: u32 = u32::from_le_bytes(*b"kLNK");
+/// The same, and behind it what the compiler has linked of them already.
+const TWO_LISTS_MAGIC: u32 = u32::from_le_bytes(*b"kLN2");
 
 /// No image is longer; a header that says so is corrupt.
 const MAX_IMAGE: u64 = 4 << 30;
@@ -85,7 +87,9 @@ impl Images {
             // SAFETY: the magic says that it is a wrapper.
             WRAPPER_MAGIC => unsafe { from_wrapper(peek::value(addr)?) },
             // SAFETY: the magic says that cuLinkComplete made it.
-            LINKED_MAGIC => unsafe { from_linked(addr) },
+            magic @ (LINKED_MAGIC | TWO_LISTS_MAGIC) => unsafe {
+                from_linked(addr, magic == TWO_LISTS_MAGIC)
+            },
             magic => {
                 // SAFETY: as the caller promises.
                 let image = unsafe { measure(addr)? };
@@ -182,9 +186,10 @@ impl Images {
     /// One block of memory that [`Self::recognise`] takes for these images.
     pub(super) fn pack(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        out.extend(LINKED_MAGIC.to_le_bytes());
-        let made = self.linked_places().unwrap_or_default();
-        for places in [self.places(), made] {
+        let made = self.linked_places().filter(|made| !made.is_empty());
+        let magic = if made.is_some() { TWO_LISTS_MAGIC } else { LINKED_MAGIC };
+        out.extend(magic.to_le_bytes());
+        for places in [Some(self.places()), made].into_iter().flatten() {
             out.extend((places.len() as u32).to_le_bytes());
             for place in places {
                 out.extend(place.len.to_le_bytes());
@@ -236,11 +241,11 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
 }
 
 /// # Safety
-/// `image` is what [`Images::pack`] made.
-unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
+/// `image` is what [`Images::pack`] made, of two lists where `two_lists`.
+unsafe fn from_linked(image: u64, two_lists: bool) -> Result<Images, CuError> {
     let mut at = image + 4;
     let mut list = || {
-        // SAFETY: `pack` wrote two lists behind the magic, each behind its count.
+        // SAFETY: `pack` wrote these lists behind the magic, each behind its count.
         let count: u32 = unsafe { peek::value(at)? };
         at += 4;
         if count as usize > MAX_IMAGES {
@@ -258,8 +263,8 @@ unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
         }
         Ok(images)
     };
-    let (images, made) = (list()?, list()?);
-    let linked = (!made.is_empty()).then_some(made);
+    let images = list()?;
+    let linked = two_lists.then(list).transpose()?.filter(|made| !made.is_empty());
     Ok(Images { images, link: true, linked, ..Images::default() })
 }
 
@@ -452,6 +457,18 @@ mod tests {
         let places = places(&packed).unwrap();
         assert_eq!(places.iter().map(|p| p.len).collect::<Vec<_>>(), [13, 25]);
         assert_eq!(places[1].addr, packed.as_ptr() as u64 + 8 + 8 + 13 + 8);
+    }
+
+    /// Programs may keep what cuLinkComplete made; kedge once wrote one list only.
+    #[test]
+    fn reads_one_list_and_no_further() {
+        let mut packed = b"kLNK\x01\0\0\0\x03\0\0\0\0\0\0\0//a".to_vec();
+        // What lies behind it is another's.
+        packed.extend([0xff; 16]);
+        // SAFETY: as `pack` made it.
+        let images = unsafe { Images::recognise(packed.as_ptr().cast()).unwrap() };
+        assert_eq!(images.places().iter().map(|p| p.len).collect::<Vec<_>>(), [3]);
+        assert!(images.needs_linking() && images.linked_places().is_none());
     }
 
     /// A device that runs machine code links the cubin, another one the texts.
