@@ -42,6 +42,9 @@ pub(super) struct Hole<'a> {
     at: usize,
     /// Of what name; nothing where that is its file's own.
     to: &'a str,
+    /// What is filled in, and what is added to it.
+    kind: usize,
+    addend: usize,
 }
 
 /// A function or variable.
@@ -76,9 +79,11 @@ impl Symbol<'_> {
         same && a.holes.iter().all(names)
     }
 
-    /// Whether it is the same but for what a linker fills with the same.
+    /// Whether a linker makes the same of both: what it does not overwrite of an instruction that
+    /// it fills counts too.
     pub(super) fn is_like(&self, other: &Symbol<'_>) -> bool {
-        self.became(other) && self.holes == other.holes
+        let (a, b) = (self, other);
+        (a.function, a.size, a.bytes) == (b.function, b.size, b.bytes) && a.holes == b.holes
     }
 }
 
@@ -185,7 +190,8 @@ impl<'a> Cubin<'a> {
             let holes = holes.entry(of).or_default();
             for entry in section.bytes.chunks_exact(size) {
                 let (at, symbol) = (number(entry, 0, 8)?, number(entry, 12, 4)?);
-                holes.push(Hole { at, to: shared(symbol).unwrap_or_default() });
+                let (kind, addend) = (number(entry, 8, 4)?, number(entry, 16, 8).unwrap_or(0));
+                holes.push(Hole { at, to: shared(symbol).unwrap_or_default(), kind, addend });
             }
         }
         let holes_in = |section: &Section<'a>, from: usize, to: usize| -> Vec<Hole<'a>> {
@@ -247,7 +253,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A function of a made-up cubin: its name, binding, code, and what it calls in which of its
-    /// instructions.
+    /// instructions, where `NAME+8` is for an addend. A name of `.nv.constant2.` is a table's.
     pub(in crate::module) type Made<'a> = (&'a str, u8, &'a [u8], &'a [(usize, &'a str)]);
 
     /// An ELF file with these functions, each in a section of its own.
@@ -266,36 +272,37 @@ pub(super) mod tests {
             entry.extend((size as u64).to_le_bytes());
             entry
         };
+        let section_of = |text: &str| match text.starts_with('.') {
+            true => text.to_owned(),
+            false => format!(".text.{text}"),
+        };
         // Sections: none, names, symbols, and of each function its code and relocations.
         let mut sections: Vec<(u32, u32, Vec<u8>)> = vec![(0, 0, Vec::new())];
         let tables = [name(".strtab"), name(".symtab")];
         let mut symbols = vec![symbol(0, 0, 0, 0)];
         let mut code = Vec::new();
         for (index, (text, binding, bytes, _)) in functions.iter().enumerate() {
-            let (name, section) = (name(text), name(&format!(".text.{text}")));
-            symbols.push(symbol(name, binding << 4 | FUNCTION, 3 + 2 * index, bytes.len()));
+            let (name, section) = (name(text), name(&section_of(text)));
+            let kind = if text.starts_with('.') { 0 } else { FUNCTION };
+            symbols.push(symbol(name, binding << 4 | kind, 3 + 2 * index, bytes.len()));
             code.push((section, bytes.to_vec()));
         }
         let mut relocations = Vec::new();
         for (text, _, _, calls) in functions {
             let mut entries = Vec::new();
             for (at, to) in *calls {
-                let known = functions.iter().position(|(name, ..)| name == to);
-                let to = known.map_or(symbols.len(), |at| at + 1);
+                let (to, addend) = to.split_once('+').unwrap_or((to, "0"));
+                let known = functions.iter().position(|(name, ..)| *name == to);
+                let index = known.map_or(symbols.len(), |at| at + 1);
                 if known.is_none() {
-                    symbols.push(symbol(
-                        name(calls.iter().find(|call| call.0 == *at).unwrap().1),
-                        0x12,
-                        0,
-                        0,
-                    ));
+                    symbols.push(symbol(name(to), 0x12, 0, 0));
                 }
                 entries.extend((*at as u64).to_le_bytes());
                 entries.extend([1, 0, 0, 0]);
-                entries.extend((to as u32).to_le_bytes());
-                entries.extend([0; 8]);
+                entries.extend((index as u32).to_le_bytes());
+                entries.extend(addend.parse::<u64>().unwrap().to_le_bytes());
             }
-            relocations.push((name(&format!(".rela.text.{text}")), entries));
+            relocations.push((name(&format!(".rela{}", section_of(text))), entries));
         }
         sections.push((tables[0], 3, names));
         sections.push((tables[1], 2, symbols.concat()));
@@ -339,7 +346,7 @@ pub(super) mod tests {
         assert_eq!(cubin.functions(), ["f", "g"]);
         let f = &cubin.symbols[0];
         assert_eq!((f.binding, f.bytes, f.holes.len()), (Binding::Global, &[7; 32][..], 2));
-        assert_eq!(f.holes[1], Hole { at: 20, to: "h" });
+        assert_eq!(f.holes[1], Hole { at: 20, to: "h", kind: 1, addend: 0 });
         assert_eq!(cubin.symbols[1].binding, Binding::Weak);
     }
 
@@ -349,7 +356,7 @@ pub(super) mod tests {
             let (binding, size) = (Binding::Global, bytes.len());
             Symbol { name: "f", binding, function: true, size, bytes, holes }
         };
-        let hole = |to| vec![Hole { at: 20, to }];
+        let hole = |to| vec![Hole { at: 20, to, kind: 1, addend: 0 }];
         let (before, after) = (&[7; 48], &{
             let mut after = [7; 48];
             after[17] = 1;

@@ -74,6 +74,31 @@ impl Candidate<'_> {
         self.cubin.symbols.iter().find(|symbol| symbol.name == name && has(linked, symbol))
     }
 
+    /// Whether the same is linked of it as of `other`, where `name` and what else both have of the
+    /// linked cubin is theirs. A function's tables say what its code means.
+    fn is_like(&self, other: &Candidate<'_>, linked: &Linked<'_>, name: &str) -> bool {
+        if self.ptx == other.ptx {
+            return true;
+        }
+        let same = |symbol: &Symbol<'_>, others: &[Symbol<'_>], must: bool| {
+            let mut others = others.iter().filter(|other| other.name == symbol.name).peekable();
+            (others.peek().is_none() && !must) || others.any(|other| symbol.is_like(other))
+        };
+        let code = |symbol: &Symbol<'_>| {
+            !has(linked, symbol) || same(symbol, &other.cubin.symbols, symbol.name == name)
+        };
+        let is_its = |table: &Symbol<'_>| {
+            table.name.strip_suffix(name).is_some_and(|bank| bank.ends_with('.'))
+        };
+        let has_table = |table: &Symbol<'_>| same(table, &other.cubin.tables, is_its(table));
+        let lacks = |table: &Symbol<'_>| {
+            is_its(table) && !self.cubin.tables.iter().any(|own| own.name == table.name)
+        };
+        self.cubin.symbols.iter().all(code)
+            && self.cubin.tables.iter().all(has_table)
+            && !other.cubin.tables.iter().any(lacks)
+    }
+
     /// How much of it is not there as it has it: an inline function, where another's came first.
     fn lost(&self, linked: &Linked<'_>) -> usize {
         self.cubin.symbols.iter().filter(|symbol| !has(linked, symbol)).count()
@@ -133,8 +158,7 @@ pub(super) fn parts(
         let least = who.iter().map(|at| candidates[*at].lost(&linked)).min();
         let best = || who.iter().filter(|at| Some(candidates[**at].lost(&linked)) == least);
         let Some(&last) = best().next_back() else { continue };
-        let symbol = |at: usize| candidates[at].that_became(&linked, name);
-        let like = |at: &usize| symbol(*at).zip(symbol(last)).is_some_and(|(a, b)| a.is_like(b));
+        let like = |at: &usize| candidates[*at].is_like(&candidates[last], &linked, name);
         if !best().all(like) {
             return Err(Unknown::Either((*name).to_owned()));
         }
@@ -214,6 +238,42 @@ mod tests {
         assert_eq!(texts(&[foo, bar, baz], &inputs), found(&["foo", "both"]));
         assert_eq!(texts(&[other, bar, baz], &inputs), found(&["other", "both"]));
         assert_eq!(texts(&[filled, bar, baz], &inputs), Err(Unknown::Either("foo".to_owned())));
+    }
+
+    /// In an operand of the instruction that it fills, in what it adds, or in a table that it has
+    /// made one of with others.
+    #[test]
+    fn texts_that_differ_in_what_a_linker_hides_are_not_guessed() {
+        let foo: Made<'_> = ("foo", GLOBAL, &[1; 32], &[(16, "bar")]);
+        let bar: Made<'_> = ("bar", GLOBAL, &[2; 16], &[]);
+        let filled: Made<'_> = ("foo", GLOBAL, &[1; 32], &[]);
+        let either = |name: &str| Err(Unknown::Either(name.to_owned()));
+        let mut code = [1; 32];
+        code[24] = 7;
+        let others: [Made<'_>; 2] =
+            [("foo", GLOBAL, &code, foo.3), ("foo", GLOBAL, foo.2, &[(16, "bar+8")])];
+        for other in others {
+            let inputs = [input("foo", &[foo]), input("other", &[other]), input("bar", &[bar])];
+            assert_eq!(texts(&[filled, bar], &inputs), either("foo"));
+        }
+        let table =
+            |values: &'static [u8]| -> Made<'static> { (".nv.constant2.bar", LOCAL, values, &[]) };
+        let callees = [
+            input("foo", &[foo]),
+            input("bar", &[bar, table(&[1; 8])]),
+            input("other", &[bar, table(&[2; 8])]),
+            input("none", &[bar]),
+        ];
+        let linked: [Made<'_>; 3] = [foo, bar, (".nv.constant2.foo", LOCAL, &[1; 24], &[])];
+        assert_eq!(texts(&linked, &callees[..2]), found(&["foo", "bar"]));
+        assert_eq!(texts(&linked, &callees[..3]), either("bar"));
+        let of = |at: usize| [callees[0].clone(), callees[at].clone(), callees[3].clone()];
+        assert_eq!(texts(&linked, &of(1)), either("bar"));
+        // The same text, compiled twice, is one.
+        assert_eq!(
+            texts(&linked, &[&callees[..2], &callees[1..2]].concat()),
+            found(&["foo", "bar"])
+        );
     }
 
     /// The linker takes the first; static functions are each file's own.
