@@ -246,6 +246,13 @@ impl<'a> Cubin<'a> {
     pub(super) fn functions(&self) -> Vec<&'a str> {
         self.symbols.iter().filter(|symbol| symbol.function).map(|symbol| symbol.name).collect()
     }
+
+    /// The names of those that other files may know.
+    pub(super) fn shared_functions(&self) -> Vec<&'a str> {
+        let symbols = self.symbols.iter();
+        let shared = symbols.filter(|symbol| symbol.function && symbol.binding != Binding::Local);
+        shared.map(|symbol| symbol.name).collect()
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use super::beside;
 use super::cubin::Cubin;
-use super::linked::{self, Input};
+use super::linked::{self, Input, Unknown};
 use crate::entry::log_once;
 use crate::session;
 use kedge_kernel_cache::{CacheError, Digest, KernelCache};
@@ -115,24 +115,12 @@ fn find(image: &[u8]) -> Option<Vec<Arc<[u8]>>> {
     let kept = find_kept(&digest).map(Arc::from);
     let Some(cubin) = Cubin::parse(image) else { return kept.map(|ptx| vec![ptx]) };
     let functions = cubin.functions();
-    let own: Vec<&str> = functions.iter().copied().filter(|name| !is_runtimes(name)).collect();
-    let own = if own.is_empty() { &functions } else { &own };
-    if let Some(ptx) = kept.clone().filter(|ptx| is_whole(ptx, own)) {
-        return Some(vec![ptx]);
-    }
     // Unlocked again before they are compared.
     let inputs = sources().inputs();
-    let parts = linked::parts(&cubin, own, &inputs);
-    // An older kedge has kept one text of several.
-    let parts = match (parts, kept) {
-        (Ok(parts), None) => Some(parts),
-        (Ok(parts), Some(_)) if parts.len() > 1 => Some(parts),
-        (_, Some(kept)) => Some(vec![kept]),
-        (Err(unknown), None) => {
-            log_once("linked of unknown", || format!("note: {unknown}"));
-            None
-        }
-    };
+    let parts = known(&cubin, kept, &inputs).map_err(|unknown| {
+        log_once("linked of unknown", || format!("note: {unknown}"));
+    });
+    let parts = parts.ok().filter(|parts| !parts.is_empty());
     let beside = || beside::find(image, &functions).map(|ptx| vec![ptx.into()]);
     // Only a software device needs it so much that folders are searched for it.
     let parts = parts.or_else(|| has_software().then(beside).flatten())?;
@@ -141,6 +129,33 @@ fn find(image: &[u8]) -> Option<Vec<Arc<[u8]>>> {
         sources().add(Source { cubin: digest, ptx: ptx.clone(), relocatable: None });
     }
     Some(parts)
+}
+
+/// What a cubin was made from, of what has been kept for it and what this process has compiled to
+/// be linked. Code tells more of a linked cubin: an older kedge found what it kept for one by the
+/// names of functions, and kept one text of several.
+fn known(
+    cubin: &Cubin<'_>,
+    kept: Option<Arc<[u8]>>,
+    inputs: &[Input],
+) -> Result<Vec<Arc<[u8]>>, Unknown> {
+    let kept = match kept {
+        Some(ptx) if cubin.relocatable => return Ok(vec![ptx]),
+        // What compilers add has a `$`, and is in no text.
+        kept => kept.filter(|ptx| {
+            let shared = cubin.shared_functions();
+            let named = |name: &&str| !name.starts_with('$') && !is_runtimes(name);
+            is_whole(ptx, &shared.into_iter().filter(named).collect::<Vec<_>>())
+        }),
+    };
+    let functions = cubin.functions();
+    let own: Vec<&str> = functions.iter().copied().filter(|name| !is_runtimes(name)).collect();
+    let own = if own.is_empty() { &functions } else { &own };
+    match (linked::parts(cubin, own, inputs), kept) {
+        (Ok(parts), Some(kept)) if parts.is_empty() => Ok(vec![kept]),
+        (Err(_), Some(kept)) => Ok(vec![kept]),
+        (parts, _) => parts,
+    }
 }
 
 /// Whether a text defines all these functions of a cubin: it was not linked of others as well.
@@ -257,6 +272,7 @@ fn after(ptx: &[u8], key: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cubin::tests::{Made, make};
     use super::*;
 
     const PTX: &[u8] = b"//\n.version 8.3\n.target sm_90a\n.visible .entry k() { ret; }\n";
@@ -266,6 +282,39 @@ mod tests {
     fn a_text_that_only_declares_a_function_is_not_whole() {
         let caller = b".extern .func bar();\n.visible .entry foo() { call bar; ret; }\n";
         assert!(is_whole(caller, &["foo"]) && !is_whole(caller, &["foo", "bar"]));
+    }
+
+    #[test]
+    fn code_tells_more_than_what_was_kept() {
+        let foo: Made<'_> = ("foo", 1, &[1; 32], &[(16, "bar")]);
+        let bar: Made<'_> = ("bar", 1, &[2; 16], &[]);
+        let added: Made<'_> = ("$div", 1, &[3; 16], &[]);
+        let text = |names: &[&str]| -> Arc<[u8]> {
+            names
+                .iter()
+                .map(|name| format!(".func {name}() {{}}\n"))
+                .collect::<String>()
+                .as_bytes()
+                .into()
+        };
+        let whole = text(&["foo", "bar"]);
+        let file = make(false, &[foo, bar, added]);
+        let cubin = Cubin::parse(&file).unwrap();
+        let input = |ptx: &Arc<[u8]>, functions: &[Made<'_>]| Input {
+            ptx: ptx.clone(),
+            cubin: make(true, functions).into(),
+        };
+        let (caller, callee) = (text(&["foo"]), text(&["bar"]));
+        let inputs = [input(&caller, &[foo, added]), input(&callee, &[bar])];
+        // Of an edited callee, as its name alone once told.
+        let parts = known(&cubin, Some(whole.clone()), &inputs);
+        assert_eq!(parts, Ok(vec![caller.clone(), callee]));
+        assert_eq!(known(&cubin, Some(whole.clone()), &[]), Ok(vec![whole.clone()]));
+        assert!(known(&cubin, Some(caller.clone()), &inputs[..1]).is_err());
+        // What was compiled and not linked is known by its bytes.
+        let file = make(true, &[foo, bar]);
+        let parts = known(&Cubin::parse(&file).unwrap(), Some(caller.clone()), &inputs);
+        assert_eq!(parts, Ok(vec![caller]));
     }
 
     #[test]
