@@ -17,6 +17,9 @@ pub(crate) const TICK: Duration = Duration::from_millis(5);
 const RECENT: Duration = Duration::from_millis(100);
 /// For which a session has a turn that another of its tenant waits for.
 const QUANTUM: Duration = Duration::from_millis(100);
+/// For which who has the turn may have no work before another has it: over a network there is none
+/// between two kernels of a program that waits for each.
+const GAP: Duration = Duration::from_millis(25);
 /// For what has begun to end, before the next has its turn all the same: it may wait for that.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -111,7 +114,7 @@ impl Turns {
         for seen in own {
             let known = self.0.get(&seen.key).copied().unwrap_or_default();
             let waits = |it: &&&Seen<'_>| it.key != seen.key && it.work.wants && it.meets(seen);
-            let over = !seen.work.wants || past(known.has_since) >= QUANTUM;
+            let over = past(known.wanted) >= GAP || past(known.has_since) >= QUANTUM;
             if known.has_since.is_some() && over && own.iter().any(|it| waits(&it)) {
                 *self.known(seen) = Known { has_since: None, had_until: Some(now), ..known };
             }
@@ -176,6 +179,8 @@ mod tests {
         tenant: usize,
         devices: Vec<u32>,
         wants: bool,
+        /// It has work in one look of so many; what it begins while it is held stays there.
+        every: u32,
         /// Looks for which what it has begun goes on once it is held.
         tail: u32,
         left: u32,
@@ -186,18 +191,20 @@ mod tests {
 
     fn session(tenant: usize, devices: &[u32]) -> Session {
         let devices = devices.to_vec();
-        Session { tenant, devices, wants: true, tail: 0, left: 0, turn: Turn::Free, had: 0.0 }
+        let (wants, every) = (true, 1);
+        Session { tenant, devices, wants, every, tail: 0, left: 0, turn: Turn::Free, had: 0.0 }
     }
 
     struct World {
         turns: Turns,
         sessions: Vec<Session>,
         now: Instant,
+        looks: u32,
     }
 
     impl World {
         fn new(sessions: Vec<Session>) -> World {
-            World { turns: Turns::default(), sessions, now: Instant::now() }
+            World { turns: Turns::default(), sessions, now: Instant::now(), looks: 0 }
         }
 
         /// Lets time pass, of which each device gives the same to each session that runs there.
@@ -207,10 +214,16 @@ mod tests {
                     it.left =
                         if it.turn == Turn::Held { it.left.saturating_sub(1) } else { it.tail };
                 }
+                self.looks += 1;
+                let wants = |it: &Session| {
+                    it.wants && (it.turn == Turn::Held || self.looks.is_multiple_of(it.every))
+                };
+                let wanted: Vec<bool> = self.sessions.iter().map(wants).collect();
                 let runs: Vec<bool> = self
                     .sessions
                     .iter()
-                    .map(|it| it.wants && (it.turn != Turn::Held || it.left > 0))
+                    .zip(&wanted)
+                    .map(|(it, wants)| *wants && (it.turn != Turn::Held || it.left > 0))
                     .collect();
                 for device in 0..2 {
                     let on = |it: &Session| it.devices.contains(&device);
@@ -232,7 +245,7 @@ mod tests {
                         key: [at as u8; 16],
                         tenant: it.tenant,
                         devices: &it.devices,
-                        work: Work { wants: it.wants, runs: *runs },
+                        work: Work { wants: wanted[at], runs: *runs },
                     })
                     .collect();
                 let turns = self.turns.look(&seen, self.now);
@@ -296,7 +309,7 @@ mod tests {
         world.pass(2);
         let [first, second] = if world.sessions[0].turn == Turn::Paced { [0, 1] } else { [1, 0] };
         world.sessions[first].wants = false;
-        world.pass(2);
+        world.pass(6);
         assert_eq!(
             (world.sessions[first].turn, world.sessions[second].turn),
             (Turn::Held, Turn::Paced)
@@ -308,8 +321,22 @@ mod tests {
         world.pass(1);
         assert_eq!(world.sessions[second].turn, Turn::Paced);
         world.sessions[first].wants = true;
-        world.pass(2);
+        world.pass(6);
         assert_eq!(world.sessions[first].turn, Turn::Paced);
+    }
+
+    /// Between two of its kernels it has no work.
+    #[test]
+    fn who_waits_for_each_of_its_kernels_has_its_turn_to_the_end() {
+        let mut all = vec![session(0, &[0]), session(0, &[0]), session(1, &[0])];
+        all[0].every = 2;
+        let mut world = World::new(all);
+        let mut looks = [0; 2];
+        for _ in 0..2000 {
+            world.pass(1);
+            (0..2).for_each(|at| looks[at] += u32::from(world.sessions[at].turn == Turn::Paced));
+        }
+        assert!(is_about(looks[0].into(), looks[1].into()), "{looks:?}");
     }
 
     /// What was given to one that is held may wait for what another is to do.
