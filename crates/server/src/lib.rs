@@ -36,6 +36,7 @@ use kedge_remote::{
 };
 use kedge_wire::Text;
 
+use kedge_socket::Channel;
 use refusal::Refusal;
 use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
 use start::Words;
@@ -418,8 +419,8 @@ impl Lender {
 
     /// A session has begun: has sessions take turns where those of different tenants are on one
     /// device.
-    fn take_turns(self: &Arc<Lender>, key: &SessionKey) {
-        if !self.sessions.has_begun(key) {
+    fn take_turns(self: &Arc<Lender>, key: &SessionKey, channel: &Arc<Channel>) {
+        if !self.sessions.has_begun(key, channel) {
             return;
         }
         let lender = self.clone();
@@ -499,7 +500,10 @@ impl Lender {
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
         (self.say)(&begins);
-        self.take_turns(&key);
+        // A proxy without its terms would take any other word for them.
+        if handed.is_ok() {
+            self.take_turns(&key, &channel);
+        }
         waits.map(drop).and(offered).map_err(|error| error.to_string()).and(handed)
     }
 }

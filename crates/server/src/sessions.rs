@@ -164,6 +164,8 @@ pub(crate) struct Session {
     /// Its proxy has its terms, and has been told to heed turns.
     pub(crate) has_begun: bool,
     pub(crate) takes_turns: bool,
+    /// When it was to be told so last, and took no message.
+    pub(crate) told_in_vain: Option<Instant>,
 }
 
 /// A proxy that has been started for a session, and waits for its line's secrets.
@@ -225,6 +227,7 @@ impl Sessions {
             pid,
             has_begun: false,
             takes_turns: false,
+            told_in_vain: None,
         };
         open.by_key.insert(key, session);
         Ok(Begun { proxy, words, channel, place, gpu: chosen.gpu })
@@ -515,15 +518,38 @@ mod tests {
         assert!(refused(1, None) && refused(2, Some(&bob)));
         assert!(sessions.end(&of_alice, None).is_err() && sessions.end(&[9; 16], None).is_ok());
         let first = sessions.locked().by_key[&here].pid;
+        let earlier = sessions.locked().by_key[&here].channel.clone();
         begin(here, 2, None);
         assert_eq!(ended.recv_timeout(limit).unwrap(), (here, "its near end is gone".into()));
         assert_ne!(sessions.locked().by_key[&here].pid, first);
+        // That its first proxy has its terms says nothing of this one.
+        let has_begun = |channel: &Arc<Channel>| {
+            sessions.has_begun(&here, channel);
+            sessions.locked().by_key[&here].has_begun
+        };
+        let own = sessions.locked().by_key[&here].channel.clone();
+        assert!(!has_begun(&earlier) && has_begun(&own));
         sessions.end_unless(|client| *client == bob || *client == later);
         let (key, why) = ended.recv_timeout(limit).unwrap();
         assert_eq!((key, &*why), (of_alice, "its key is not pinned here any more"));
         for living in [here, of_bob] {
             assert!(sessions.locked().by_key.contains_key(&living));
         }
+        // Who has not been told of turns is told again.
+        let told = |channel: Channel| {
+            let mut open = sessions.locked();
+            let session = open.by_key.get_mut(&of_bob).unwrap();
+            session.channel = Arc::new(channel);
+            session.takes_turns(true);
+            let tried = session.told_in_vain.take().is_some();
+            assert_ne!(session.takes_turns, tried);
+            session.takes_turns
+        };
+        let (near, far) = Channel::pair().unwrap();
+        drop(far);
+        assert!(!told(near));
+        let (near, _far) = Channel::pair().unwrap();
+        assert!(told(near));
         sessions.end_unless(|_| false);
         assert_eq!(ended.recv_timeout(limit).unwrap().0, of_bob);
         // Who comes from this machine has no key to be revoked.

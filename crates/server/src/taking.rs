@@ -5,13 +5,17 @@ use crate::turns::{Seen, Turns};
 use kedge_control::account::{self, Turn};
 use kedge_keys::{Name, Secrets};
 use kedge_remote::{HandedOver, SessionKey};
+use kedge_socket::Channel;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For which a turn holds without another word: a server that has ended holds nobody.
 const HOLDS: Duration = Duration::from_millis(100);
 /// For a proxy to take a message: there is room unless it is stuck, and others wait meanwhile.
 const NOTICE: Duration = Duration::from_millis(1);
+/// After which a proxy that took none is sent another.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Whose turn it is, and whether a thread sees to it.
 #[derive(Debug, Default)]
@@ -36,12 +40,14 @@ impl Open {
 }
 
 impl Sessions {
-    /// A session's proxy has its terms, and may be told more. Returns whether sessions of
-    /// different tenants are on one device and nobody sees to their turns: whoever hears that does
-    /// from here on.
-    pub(crate) fn has_begun(&self, key: &SessionKey) -> bool {
+    /// The proxy at the other end of `channel` has its terms, and may be told more. Returns whether
+    /// sessions of different tenants are on one device and nobody sees to their turns: whoever
+    /// hears that does from here on.
+    pub(crate) fn has_begun(&self, key: &SessionKey, channel: &Arc<Channel>) -> bool {
         let mut open = self.locked();
-        open.by_key.get_mut(key).into_iter().for_each(|session| session.has_begun = true);
+        // A later attempt may have taken its place, and have no terms as yet.
+        let own = open.by_key.get_mut(key).filter(|it| Arc::ptr_eq(&it.channel, channel));
+        own.into_iter().for_each(|session| session.has_begun = true);
         let seen = open.seen();
         let begins = !open.taking.by_thread && seen.iter().any(|it| it.is_shared(&seen));
         open.taking.by_thread |= begins;
@@ -80,13 +86,15 @@ impl Sessions {
 }
 
 impl Session {
-    /// Tells its proxy whether to heed turns. One that has stopped taking messages is not told, as
-    /// one that is taken over need not listen.
-    fn takes_turns(&mut self, on: bool) {
-        if self.takes_turns != on {
+    /// Tells its proxy whether to heed turns. One that takes no message is told at a later look.
+    pub(crate) fn takes_turns(&mut self, on: bool) {
+        let later = self.told_in_vain.is_some_and(|at| at.elapsed() < AGAIN);
+        if self.takes_turns != on && !later {
             let what = (HandedOver::Turns { on }, None::<Secrets>);
-            let _ = self.channel.send(&what, &[], NOTICE);
-            self.takes_turns = on;
+            match self.channel.send(&what, &[], NOTICE) {
+                Ok(()) => (self.takes_turns, self.told_in_vain) = (on, None),
+                Err(_) => self.told_in_vain = Some(Instant::now()),
+            }
         }
     }
 }
