@@ -147,7 +147,7 @@ pub(crate) struct Session {
     /// Its slot in its tenant's account, if it is a client's.
     pub(crate) place: Option<Place>,
     /// As its near end tells it.
-    job: JobKey,
+    pub(crate) job: JobKey,
     /// Those that it is on, by the server's numbers.
     pub(crate) devices: Vec<u32>,
     /// Whose it is; nobody's where it comes from this machine.

@@ -1,12 +1,12 @@
 //! How a server's sessions hear whose turn it is: by their slots of their tenants' accounts.
 
 use crate::sessions::{Kind, Open, Session, Sessions};
-use crate::turns::{Seen, Turns};
-use kedge_control::account::{self, Turn};
-use kedge_keys::{Name, Secrets};
+use crate::tenants::Place;
+use crate::turns::{self, Seen, Told, Turns};
+use kedge_control::account;
+use kedge_keys::Secrets;
 use kedge_remote::{HandedOver, SessionKey};
 use kedge_socket::Channel;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,13 +27,11 @@ pub(crate) struct Taking {
 impl Open {
     /// Returns the sessions, as they are seen now.
     fn seen(&self) -> Vec<Seen<'_>> {
-        let mut tenants: HashMap<Option<&Name>, usize> = HashMap::new();
         let all = self.by_key.iter().filter(|(_, it)| it.kind == Kind::Devices && it.has_begun);
-        let seen = all.map(|(key, session)| {
-            let next = tenants.len();
-            let tenant = *tenants.entry(session.name()).or_insert(next);
-            let work = session.place.as_ref().map(|place| place.account.work(place.slot));
-            Seen { key: *key, tenant, devices: &session.devices, work: work.unwrap_or_default() }
+        let seen = all.filter_map(|(key, session)| {
+            let Place { account, slot, tenant } = session.place.as_ref()?;
+            let (tenant, job, devices) = (*tenant, session.job, &*session.devices);
+            Some(Seen { key: *key, tenant, job, devices, work: account.work(*slot) })
         });
         seen.collect()
     }
@@ -49,7 +47,7 @@ impl Sessions {
         let own = open.by_key.get_mut(key).filter(|it| Arc::ptr_eq(&it.channel, channel));
         own.into_iter().for_each(|session| session.has_begun = true);
         let seen = open.seen();
-        let begins = !open.taking.by_thread && seen.iter().any(|it| it.is_shared(&seen));
+        let begins = !open.taking.by_thread && turns::any_shared(&seen);
         open.taking.by_thread |= begins;
         begins
     }
@@ -65,15 +63,11 @@ impl Sessions {
         let open = &mut *locked;
         let mut turns = std::mem::take(&mut open.taking.turns);
         let seen = open.seen();
-        let told: Vec<(SessionKey, bool, Turn)> = turns
-            .look(&seen, Instant::now())
-            .into_iter()
-            .zip(&seen)
-            .map(|(turn, it)| (it.key, it.is_shared(&seen), turn))
-            .collect();
+        let told = turns.look(&seen, Instant::now());
+        let told: Vec<(SessionKey, Told)> = seen.iter().map(|it| it.key).zip(told).collect();
         let until = account::now() + HOLDS.as_nanos() as u64;
         let mut goes_on = false;
-        for (key, shared, turn) in told {
+        for (key, Told { shared, turn }) in told {
             goes_on |= shared;
             if let Some(session) = open.by_key.get_mut(&key) {
                 session.takes_turns(shared);

@@ -13,6 +13,7 @@ pub(crate) struct Tenants(BTreeMap<Option<Name>, Tenant>);
 
 #[derive(Debug, Default)]
 struct Tenant {
+    number: usize,
     /// There is one once there is a session.
     account: Option<Arc<Account>>,
     taken: BTreeSet<u32>,
@@ -29,6 +30,8 @@ struct Tenant {
 pub(crate) struct Place {
     pub(crate) account: Arc<Account>,
     pub(crate) slot: u32,
+    /// The tenant's number, which no other has.
+    pub(crate) tenant: usize,
 }
 
 impl Place {
@@ -51,6 +54,11 @@ pub(crate) struct Used {
 }
 
 impl Tenants {
+    fn tenant(&mut self, name: Option<&Name>) -> &mut Tenant {
+        let number = self.0.len();
+        self.0.entry(name.cloned()).or_insert_with(|| Tenant { number, ..Tenant::default() })
+    }
+
     /// Gives a session that begins its slot.
     ///
     /// # Errors
@@ -60,7 +68,7 @@ impl Tenants {
         name: Option<&Name>,
         bandwidth: Option<u64>,
     ) -> io::Result<Place> {
-        let tenant = self.0.entry(name.cloned()).or_default();
+        let tenant = self.tenant(name);
         let account = match &tenant.account {
             Some(account) => account.clone(),
             None => tenant.account.insert(Arc::new(Account::new()?)).clone(),
@@ -70,7 +78,7 @@ impl Tenants {
         tenant.taken.insert(slot);
         tenant.begun += 1;
         tenant.bandwidth = bandwidth;
-        Ok(Place { account, slot })
+        Ok(Place { account, slot, tenant: tenant.number })
     }
 
     /// Takes the slot back of a session whose proxy has ended.
@@ -83,7 +91,7 @@ impl Tenants {
 
     /// Counts something that a tenant was refused.
     pub(crate) fn refused(&mut self, name: Option<&Name>) {
-        self.0.entry(name.cloned()).or_default().refused += 1;
+        self.tenant(name).refused += 1;
     }
 
     /// Returns what each has had and has.

@@ -1,13 +1,16 @@
-//! Turns of a tenant's sessions on devices that others have work on.
+//! Turns of a tenant's jobs on devices that others have work on.
 //!
 //! A kernel's scheduler and a GPU's time slices give each process the same. Where no tenant has
-//! more than one session on a device at a time, that is the same for each tenant. So while another
-//! tenant has work on it, the sessions of one take turns there; otherwise each is as free as it is
-//! alone.
+//! more than one job on a device at a time, that is the same for each tenant whose jobs have one
+//! process there. So while another tenant has work on it, the jobs of one take turns there;
+//! otherwise each is as free as it is alone.
+//!
+//! The processes of a job have their turns together, on all their devices: they may wait for each
+//! other.
 
 use kedge_control::account::{Turn, Work};
-use kedge_remote::SessionKey;
-use std::collections::{HashMap, HashSet};
+use kedge_remote::{JobKey, SessionKey};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// From one look at what work there is to the next.
@@ -27,30 +30,86 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen<'a> {
     pub(crate) key: SessionKey,
-    /// A number of its tenant's.
+    /// A number of its tenant's, which stays.
     pub(crate) tenant: usize,
+    pub(crate) job: JobKey,
     /// By the server's numbers; none: those that there are, which are not known.
     pub(crate) devices: &'a [u32],
     pub(crate) work: Work,
 }
 
-impl Seen<'_> {
-    fn meets(&self, other: &Seen<'_>) -> bool {
-        let (own, others) = (self.devices, other.devices);
-        own.is_empty() || others.is_empty() || own.iter().any(|device| others.contains(device))
+/// Its tenant, and its key.
+type JobId = (usize, JobKey);
+
+/// A job's sessions together.
+#[derive(Debug)]
+struct Job {
+    id: JobId,
+    /// All of theirs; `None`: any.
+    devices: Option<BTreeSet<u32>>,
+    work: Work,
+}
+
+impl Job {
+    /// Returns the jobs of all sessions, in the order of their ids.
+    fn of(all: &[Seen<'_>]) -> Vec<Job> {
+        let mut jobs = BTreeMap::<JobId, Job>::new();
+        for seen in all {
+            let id = seen.id();
+            let new = || Job { id, devices: Some(BTreeSet::new()), work: Work::default() };
+            let job = jobs.entry(id).or_insert_with(new);
+            job.work.wants |= seen.work.wants;
+            job.work.runs |= seen.work.runs;
+            match &mut job.devices {
+                Some(devices) if !seen.devices.is_empty() => devices.extend(seen.devices),
+                devices => *devices = None,
+            }
+        }
+        jobs.into_values().collect()
     }
 
-    /// Whether another tenant's session is on a device of its own.
-    pub(crate) fn is_shared(&self, all: &[Seen<'_>]) -> bool {
-        all.iter().any(|other| other.tenant != self.tenant && self.meets(other))
+    fn tenant(&self) -> usize {
+        self.id.0
     }
+
+    fn meets(&self, other: &Job) -> bool {
+        match (&self.devices, &other.devices) {
+            (Some(own), Some(others)) => !own.is_disjoint(others),
+            _ => true,
+        }
+    }
+
+    /// Whether another tenant's job is on a device of its own.
+    fn is_shared(&self, all: &[Job]) -> bool {
+        all.iter().any(|other| other.tenant() != self.tenant() && self.meets(other))
+    }
+}
+
+impl Seen<'_> {
+    fn id(&self) -> JobId {
+        (self.tenant, self.job)
+    }
+}
+
+/// Whether sessions of different tenants are on one device.
+pub(crate) fn any_shared(all: &[Seen<'_>]) -> bool {
+    let jobs = Job::of(all);
+    jobs.iter().any(|job| job.is_shared(&jobs))
+}
+
+/// What a session hears.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Told {
+    /// Another tenant's is on a device of its job's.
+    pub(crate) shared: bool,
+    pub(crate) turn: Turn,
 }
 
 /// Whose turn it is.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(HashMap<SessionKey, Known>);
+pub(crate) struct Turns(BTreeMap<JobId, Known>);
 
-/// What is known of a session.
+/// What is known of a job.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     /// When it was last seen to have work.
@@ -64,94 +123,97 @@ struct Known {
 
 impl Turns {
     /// Decides, for each session, how it may use its devices until the next look.
-    pub(crate) fn look(&mut self, all: &[Seen<'_>], now: Instant) -> Vec<Turn> {
-        let there: HashSet<SessionKey> = all.iter().map(|seen| seen.key).collect();
-        self.0.retain(|key, _| there.contains(key));
-        for seen in all {
-            let known = self.0.entry(seen.key).or_default();
-            if seen.work.wants {
+    pub(crate) fn look(&mut self, all: &[Seen<'_>], now: Instant) -> Vec<Told> {
+        let jobs = Job::of(all);
+        let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id).collect();
+        self.0.retain(|id, _| there.contains(id));
+        for job in &jobs {
+            let known = self.0.entry(job.id).or_default();
+            if job.work.wants {
                 known.wanted = Some(now);
             }
         }
         let contended: Vec<bool> =
-            all.iter().map(|seen| self.is_contended(seen, all, now)).collect();
-        let mut turns = vec![Turn::Free; all.len()];
-        let mut tenants: HashMap<usize, Vec<usize>> = HashMap::new();
-        for (at, seen) in all.iter().enumerate() {
-            if contended[at] {
-                tenants.entry(seen.tenant).or_default().push(at);
+            jobs.iter().map(|job| self.is_contended(job, &jobs, now)).collect();
+        let mut turns: BTreeMap<JobId, Turn> = BTreeMap::new();
+        let mut tenants: BTreeMap<usize, Vec<&Job>> = BTreeMap::new();
+        for (job, contended) in jobs.iter().zip(contended) {
+            if contended {
+                tenants.entry(job.tenant()).or_default().push(job);
             } else {
-                self.known(seen).is_free();
+                self.known(job).is_free();
             }
         }
         for own in tenants.values() {
-            let sessions: Vec<&Seen<'_>> = own.iter().map(|at| &all[*at]).collect();
-            for (at, turn) in own.iter().zip(self.among(&sessions, now)) {
-                turns[*at] = turn;
-            }
+            turns.extend(own.iter().map(|job| job.id).zip(self.among(own, now)));
         }
-        turns
+        let shared: BTreeMap<JobId, bool> =
+            jobs.iter().map(|job| (job.id, job.is_shared(&jobs))).collect();
+        let told = |id: &JobId| Told {
+            shared: shared.get(id).is_some_and(|shared| *shared),
+            turn: turns.get(id).copied().unwrap_or(Turn::Free),
+        };
+        all.iter().map(|seen| told(&seen.id())).collect()
     }
 
-    fn known(&mut self, seen: &Seen<'_>) -> &mut Known {
-        self.0.entry(seen.key).or_default()
+    fn known(&mut self, job: &Job) -> &mut Known {
+        self.0.entry(job.id).or_default()
     }
 
-    /// Whether another tenant has work where this session may have some.
-    fn is_contended(&self, seen: &Seen<'_>, all: &[Seen<'_>], now: Instant) -> bool {
-        let wanted = |other: &Seen<'_>| self.0.get(&other.key).and_then(|known| known.wanted);
+    /// Whether another tenant has work where this job may have some.
+    fn is_contended(&self, job: &Job, all: &[Job], now: Instant) -> bool {
+        let wanted = |other: &Job| self.0.get(&other.id).and_then(|known| known.wanted);
         let recently = |at: Instant| now.saturating_duration_since(at) < RECENT;
-        let mut others = all.iter().filter(|other| other.tenant != seen.tenant);
-        others.any(|other| seen.meets(other) && wanted(other).is_some_and(recently))
+        let mut others = all.iter().filter(|other| other.tenant() != job.tenant());
+        others.any(|other| job.meets(other) && wanted(other).is_some_and(recently))
     }
 
-    /// Gives turns to one tenant's sessions: to as many as have no device in common.
-    fn among(&mut self, own: &[&Seen<'_>], now: Instant) -> Vec<Turn> {
+    /// Gives turns to one tenant's jobs: to as many as have no device in common.
+    fn among(&mut self, own: &[&Job], now: Instant) -> Vec<Turn> {
         let past = |since: Option<Instant>| {
             since.map_or(Duration::MAX, |since| now.saturating_duration_since(since))
         };
         // Who has the turn keeps it while nobody waits for it, and for its time otherwise.
-        for seen in own {
-            let known = self.0.get(&seen.key).copied().unwrap_or_default();
-            let waits = |it: &&&Seen<'_>| it.key != seen.key && it.work.wants && it.meets(seen);
+        for job in own {
+            let known = self.0.get(&job.id).copied().unwrap_or_default();
+            let waits = |it: &&Job| it.id != job.id && it.work.wants && it.meets(job);
             let over = past(known.wanted) >= GAP || past(known.has_since) >= QUANTUM;
-            if known.has_since.is_some() && over && own.iter().any(|it| waits(&it)) {
-                *self.known(seen) = Known { has_since: None, had_until: Some(now), ..known };
+            if known.has_since.is_some() && over && own.iter().any(waits) {
+                *self.known(job) = Known { has_since: None, had_until: Some(now), ..known };
             }
         }
-        let known = |seen: &Seen<'_>| self.0.get(&seen.key).copied().unwrap_or_default();
-        let has = |seen: &Seen<'_>| known(seen).has_since.is_some();
+        let known = |job: &Job| self.0.get(&job.id).copied().unwrap_or_default();
+        let has = |job: &Job| known(job).has_since.is_some();
         // What was given to one that is held ends first.
-        let ends = |seen: &Seen<'_>| {
-            let Known { has_since, held_since, .. } = known(seen);
+        let ends = |job: &Job| {
+            let Known { has_since, held_since, .. } = known(job);
             let patient = held_since.is_none_or(|since| past(Some(since)) < PATIENCE);
-            has_since.is_none() && seen.work.runs && patient
+            has_since.is_none() && job.work.runs && patient
         };
-        let mut given: HashSet<SessionKey> =
-            own.iter().filter(|it| has(it)).map(|it| it.key).collect();
-        let mut taken: Vec<&Seen<'_>> = own.iter().copied().filter(|it| has(it)).collect();
-        let mut waiting: Vec<&Seen<'_>> =
+        let mut given: BTreeSet<JobId> = own.iter().filter(|it| has(it)).map(|it| it.id).collect();
+        let mut taken: Vec<&Job> = own.iter().copied().filter(|it| has(it)).collect();
+        let mut waiting: Vec<&Job> =
             own.iter().copied().filter(|it| it.work.wants && !has(it)).collect();
         // Who has waited longest first. Whoever cannot have its turn as yet keeps others from
         // having theirs before it.
         waiting.sort_by_key(|it| known(it).had_until);
-        for seen in waiting {
-            let other = |it: &Seen<'_>| it.key != seen.key && it.meets(seen);
+        for job in waiting {
+            let other = |it: &Job| it.id != job.id && it.meets(job);
             let free =
                 !taken.iter().any(|it| other(it)) && !own.iter().any(|it| other(it) && ends(it));
             if free {
-                given.insert(seen.key);
+                given.insert(job.id);
             }
-            taken.push(seen);
+            taken.push(job);
         }
         let alone = own.len() == 1;
-        let turns = own.iter().map(|seen| {
-            let known = self.0.entry(seen.key).or_default();
+        let turns = own.iter().map(|job| {
+            let known = self.0.entry(job.id).or_default();
             if alone {
                 known.is_free();
                 return Turn::Free;
             }
-            if given.contains(&seen.key) {
+            if given.contains(&job.id) {
                 known.has_since.get_or_insert(now);
                 known.held_since = None;
                 return Turn::Paced;
@@ -173,10 +235,12 @@ impl Known {
 mod tests {
     use super::*;
 
-    /// A session with as much work as it gets done, or with none.
+    /// A session with as much work as it gets done, or with none; of a job of its own unless it
+    /// says of which.
     #[derive(Debug, Clone)]
     struct Session {
         tenant: usize,
+        job: Option<u8>,
         devices: Vec<u32>,
         wants: bool,
         /// It has work in one look of so many; what it begins while it is held stays there.
@@ -191,8 +255,8 @@ mod tests {
 
     fn session(tenant: usize, devices: &[u32]) -> Session {
         let devices = devices.to_vec();
-        let (wants, every) = (true, 1);
-        Session { tenant, devices, wants, every, tail: 0, left: 0, turn: Turn::Free, had: 0.0 }
+        let (job, wants, every) = (None, true, 1);
+        Session { tenant, job, devices, wants, every, tail: 0, left: 0, turn: Turn::Free, had: 0.0 }
     }
 
     struct World {
@@ -244,13 +308,14 @@ mod tests {
                     .map(|(at, (it, runs))| Seen {
                         key: [at as u8; 16],
                         tenant: it.tenant,
+                        job: [it.job.unwrap_or(100 + at as u8); 16],
                         devices: &it.devices,
                         work: Work { wants: wanted[at], runs: *runs },
                     })
                     .collect();
                 let turns = self.turns.look(&seen, self.now);
-                for (it, turn) in self.sessions.iter_mut().zip(turns) {
-                    it.turn = turn;
+                for (it, told) in self.sessions.iter_mut().zip(turns) {
+                    it.turn = told.turn;
                 }
             }
         }
@@ -367,5 +432,55 @@ mod tests {
             apart |= has[2];
         }
         assert!(together && apart);
+    }
+
+    /// Each waits for the others of its job: two jobs with a turn on a device each would get
+    /// nothing done.
+    #[test]
+    fn a_job_has_its_turn_on_all_its_devices_at_once() {
+        let rank = |job, device| Session { job: Some(job), ..session(0, &[device]) };
+        // In which order they are seen, and who has work at a moment, does not matter.
+        let mut all = vec![rank(1, 0), rank(2, 1), rank(2, 0), rank(1, 1), session(1, &[0])];
+        all[1].every = 3;
+        all[3].tail = 7;
+        let mut world = World::new(all);
+        let mut have = [false; 2];
+        for look in 0..1000 {
+            world.pass(1);
+            let turns = [0, 1, 2, 3].map(|at| world.sessions[at].turn);
+            assert_eq!([turns[0], turns[1]], [turns[3], turns[2]], "{look}");
+            assert_ne!([turns[0], turns[1]], [Turn::Paced; 2], "{look}");
+            (0..2).for_each(|at| have[at] |= turns[at] == Turn::Paced);
+        }
+        assert_eq!(have, [true; 2]);
+    }
+
+    #[test]
+    fn nobody_is_held_against_another_of_its_job() {
+        let rank = || Session { job: Some(1), ..session(0, &[0]) };
+        // Another tenant's job may have the same key.
+        let other = Session { job: Some(1), ..session(1, &[0]) };
+        let mut world = World::new(vec![rank(), rank(), other]);
+        for _ in 0..100 {
+            world.pass(1);
+            assert!(world.sessions.iter().all(|it| it.turn == Turn::Free));
+        }
+    }
+
+    /// A rank whose own device nobody else is on heeds its job's turns too.
+    #[test]
+    fn a_job_is_shared_as_a_whole() {
+        let one = |tenant, device: &'static [u32]| Seen {
+            key: [0; 16],
+            tenant,
+            job: [0; 16],
+            devices: device,
+            work: Work::default(),
+        };
+        let all = [one(0, &[0]), one(0, &[1]), one(1, &[1]), one(2, &[2])];
+        let told = Turns::default().look(&all, Instant::now());
+        let shared: Vec<bool> = told.iter().map(|told| told.shared).collect();
+        assert_eq!(shared, [true, true, true, false]);
+        assert!(any_shared(&all) && !any_shared(&all[..2]));
     }
 }
