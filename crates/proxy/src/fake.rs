@@ -19,6 +19,8 @@ pub(crate) struct Fake {
     unfinished: Arc<AtomicU64>,
     /// Operations that have run.
     pub(crate) ran: Arc<AtomicU64>,
+    /// How often it was asked whether it rests.
+    pub(crate) asked_at_rest: AtomicU64,
 }
 
 /// What the fake does: `Memset` faults context 1 with the code in `value`, `WriteValue` prints
@@ -54,13 +56,18 @@ impl Fake {
         let (unfinished, ran) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let (count, done) = (unfinished.clone(), ran.clone());
         std::thread::spawn(move || execute(&receiver, &*host, &count, &done));
-        Arc::new(Fake { queue: Mutex::new(sender), unfinished, ran })
+        Arc::new(Fake {
+            queue: Mutex::new(sender),
+            unfinished,
+            ran,
+            asked_at_rest: AtomicU64::new(0),
+        })
     }
 
     /// A fake that executes nothing.
     pub(crate) fn idle() -> Arc<Fake> {
         let (queue, unfinished, ran) = (Mutex::new(channel().0), Arc::default(), Arc::default());
-        Arc::new(Fake { queue, unfinished, ran })
+        Arc::new(Fake { queue, unfinished, ran, asked_at_rest: AtomicU64::new(0) })
     }
 
     fn push(&self, work: Work) {
@@ -221,6 +228,10 @@ impl Backend for Fake {
     }
     fn is_idle(&self) -> bool {
         self.unfinished.load(Ordering::SeqCst) == 0
+    }
+    fn at_rest(&self) -> bool {
+        self.asked_at_rest.fetch_add(1, Ordering::SeqCst);
+        self.is_idle()
     }
     fn elapsed_ms(&self, _: EventId, _: EventId) -> Result<f32, CuError> {
         Ok(1.5)

@@ -433,6 +433,7 @@ impl FarEnd {
             self.line.something_is_shared();
         }
         self.turns.before(&message);
+        let _dispatches = self.turns.dispatches();
         self.line.lent.note(&message);
         let works = self.line.work_begins(touches(&message, &self.line.lent));
         self.executor.execute(Incoming { seq, message, reply_to });
@@ -448,6 +449,8 @@ impl FarEnd {
     }
 
     fn ask(&mut self, ask: Ask) -> Answer {
+        let turns = self.turns.clone();
+        let _dispatches = turns.dispatches();
         match ask {
             Ask::Rest { within_ms } => {
                 let limit = Duration::from_millis(u64::from(within_ms));

@@ -11,7 +11,7 @@ use kedge_device::{Backend, Done};
 use kedge_protocol::{Message, Post, StreamId, StreamOp};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ pub(super) struct Turns {
     by_launches: AtomicBool,
     /// One waits for its turn.
     waits: AtomicBool,
+    /// Something is dispatched.
+    dispatching: Mutex<()>,
     pace: Mutex<Pace>,
     marks: Arc<Marks>,
 }
@@ -70,6 +72,7 @@ impl Turns {
             looks: OnceLock::new(),
             by_launches: AtomicBool::new(false),
             waits: AtomicBool::new(false),
+            dispatching: Mutex::default(),
             pace: Mutex::default(),
             marks: Arc::default(),
         })
@@ -120,7 +123,12 @@ impl Turns {
     /// Has the devices do as the account says, and tells it what they have to do.
     fn look(&self) {
         let Some(backend) = self.backend() else { return };
-        let busy = !backend.at_rest();
+        // A backend may have to ask its driver whether it rests, and may be asked only while
+        // nothing is dispatched.
+        let busy = match self.dispatching.try_lock() {
+            Err(TryLockError::WouldBlock) => !backend.is_idle(),
+            Ok(_) | Err(TryLockError::Poisoned(_)) => !backend.at_rest(),
+        };
         let work = match backend.hold(self.account.is_held()) {
             Some(runs) => Work { wants: busy, runs },
             None => {
@@ -129,6 +137,12 @@ impl Turns {
             }
         };
         self.account.works(work);
+    }
+
+    /// Something is dispatched for as long as what this returns is kept.
+    #[inline]
+    pub(super) fn dispatches(&self) -> MutexGuard<'_, ()> {
+        locked(&self.dispatching)
     }
 
     /// Waits before a message that launches something until it is the session's turn.
@@ -253,6 +267,24 @@ mod tests {
         until(|| server.work(0) == Work::default());
         server.set_turn(0, Turn::Held, later());
         turns.before(&launch());
+    }
+
+    #[test]
+    fn whether_devices_rest_is_asked_while_nothing_is_dispatched() {
+        let server = kedge_control::account::Account::new().unwrap();
+        let terms = Terms { slot: 0, memory: None, bandwidth: None };
+        let account = Arc::new(Account::map(&server.open().unwrap(), &terms).unwrap());
+        let turns = Turns::new(account);
+        let fake = Fake::idle();
+        let backend: Arc<dyn Backend> = fake.clone();
+        turns.set_backend(&backend);
+        let asked = || fake.asked_at_rest.load(Ordering::SeqCst);
+        let dispatches = turns.dispatches();
+        turns.look();
+        assert_eq!(asked(), 0);
+        drop(dispatches);
+        turns.look();
+        assert_eq!(asked(), 1);
     }
 
     /// Those before are waited for, but not for ever, and not again before any of them is over.
