@@ -2,7 +2,10 @@
 //!
 //! Cubins come from compilers, but from files of the program's too: every place is checked.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// An ELF file's kind: relocatable.
 const RELOCATABLE: usize = 1;
@@ -24,6 +27,12 @@ const REGISTERS: usize = 0x2F;
 /// Bytes of an instruction, since compute capability 7.0, and of what is filled of a variable.
 const INSTRUCTION: usize = 16;
 const WORD: usize = 4;
+
+/// No name is longer.
+const MAX_NAME: usize = 64 << 10;
+/// What is read of a file: bytes of names and symbols, and the holes in them. Compilers' symbols do
+/// not overlap, so that a file has less than this by far; those of hostile ones may.
+const MAX_WORK: usize = 256 << 20;
 
 /// Whose a symbol is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +56,44 @@ pub(super) struct Hole<'a> {
     addend: usize,
 }
 
+/// The holes of a part of a section.
+#[derive(Debug, Clone)]
+struct Holes<'a> {
+    /// The section's, by their place.
+    all: Arc<[Hole<'a>]>,
+    range: Range<usize>,
+    /// Where the part begins.
+    from: usize,
+}
+
+impl<'a> Holes<'a> {
+    fn iter(&self) -> impl Iterator<Item = Hole<'a>> {
+        let from = self.from;
+        self.all[self.range.clone()].iter().map(move |hole| Hole { at: hole.at - from, ..*hole })
+    }
+}
+
+/// What is left of [`MAX_WORK`].
+struct Budget(Cell<usize>);
+
+impl Budget {
+    fn spend(&self, work: usize) -> Option<()> {
+        self.0.set(self.0.get().checked_sub(work)?);
+        Some(())
+    }
+
+    /// The text at `at`, which a NUL ends.
+    fn text<'a>(&self, bytes: &'a [u8], at: usize) -> Option<&'a str> {
+        let bytes = bytes.get(at..)?;
+        let bytes = &bytes[..bytes.len().min(MAX_NAME)];
+        let len = bytes.iter().position(|byte| *byte == 0);
+        self.spend(len.unwrap_or(bytes.len()) + 1)?;
+        std::str::from_utf8(&bytes[..len?]).ok()
+    }
+}
+
 /// A function or variable.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Symbol<'a> {
     pub(super) name: &'a str,
     pub(super) binding: Binding,
@@ -56,7 +101,7 @@ pub(super) struct Symbol<'a> {
     pub(super) size: usize,
     /// Empty for a variable without a value of its own.
     bytes: &'a [u8],
-    holes: Vec<Hole<'a>>,
+    holes: Holes<'a>,
 }
 
 impl Symbol<'_> {
@@ -72,7 +117,7 @@ impl Symbol<'_> {
         let units = a.bytes.chunks(unit).zip(b.bytes.chunks(unit)).enumerate();
         let same = units.filter(|(at, _)| !filled.contains(at)).all(|(_, (a, b))| a == b);
         let told: HashMap<usize, &str> = b.holes.iter().map(|hole| (hole.at, hole.to)).collect();
-        let names = |hole: &Hole<'_>| match told.get(&hole.at) {
+        let names = |hole: Hole<'_>| match told.get(&hole.at) {
             Some(to) => hole.to.is_empty() || to.is_empty() || hole.to == *to,
             None => true,
         };
@@ -83,7 +128,8 @@ impl Symbol<'_> {
     /// it fills counts too.
     pub(super) fn is_like(&self, other: &Symbol<'_>) -> bool {
         let (a, b) = (self, other);
-        (a.function, a.size, a.bytes) == (b.function, b.size, b.bytes) && a.holes == b.holes
+        (a.function, a.size, a.bytes) == (b.function, b.size, b.bytes)
+            && a.holes.iter().eq(b.holes.iter())
     }
 }
 
@@ -111,13 +157,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<usize> {
     Some(bytes.iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte)))
 }
 
-/// The text at `at`, which a NUL ends.
-fn text(bytes: &[u8], at: usize) -> Option<&str> {
-    let bytes = bytes.get(at..)?.split(|byte| *byte == 0).next()?;
-    std::str::from_utf8(bytes).ok()
-}
-
-fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
+fn sections<'a>(file: &'a [u8], budget: &Budget) -> Option<Vec<Section<'a>>> {
     let (table, size) = (number(file, 0x28, 8)?, number(file, 0x3A, 2)?);
     let (count, names) = (number(file, 0x3C, 2)?, number(file, 0x3E, 2)?);
     if size < HEADER {
@@ -134,7 +174,7 @@ fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
         let kind = number(header, 4, 4)?;
         let empty = kind == NO_BITS || kind == GLOBAL_NO_BITS;
         Some(Section {
-            name: text(names, number(header, 0, 4)?)?,
+            name: budget.text(names, number(header, 0, 4)?)?,
             kind,
             bytes: if empty { &[] } else { bytes(header)? },
             link: number(header, 0x28, 4)?,
@@ -170,7 +210,9 @@ impl<'a> Cubin<'a> {
         if !file.starts_with(b"\x7fELF\x02") {
             return None;
         }
-        let sections = sections(file)?;
+        let budget = Budget(Cell::new(MAX_WORK));
+        let text = |bytes, at| budget.text(bytes, at);
+        let sections = sections(file, &budget)?;
         let table = sections.iter().find(|section| section.name == ".symtab")?;
         let names = sections.get(table.link)?.bytes;
         // A symbol's name, if other files may know it.
@@ -194,10 +236,18 @@ impl<'a> Cubin<'a> {
                 holes.push(Hole { at, to: shared(symbol).unwrap_or_default(), kind, addend });
             }
         }
-        let holes_in = |section: &Section<'a>, from: usize, to: usize| -> Vec<Hole<'a>> {
-            let all = holes.get(section.name).map_or(&[][..], Vec::as_slice);
-            let inside = all.iter().filter(|hole| (from..to).contains(&hole.at));
-            inside.map(|hole| Hole { at: hole.at - from, ..*hole }).collect()
+        let sort = |(name, mut holes): (_, Vec<Hole<'a>>)| {
+            holes.sort_by_key(|hole| hole.at);
+            (name, Arc::from(holes))
+        };
+        let holes: HashMap<&str, Arc<[Hole<'a>]>> = holes.into_iter().map(sort).collect();
+        let none: Arc<[Hole<'a>]> = Arc::default();
+        let holes_in = |section: &Section<'a>, from: usize, to: usize| {
+            let all = holes.get(section.name).unwrap_or(&none).clone();
+            let place = |at| all.partition_point(|hole| hole.at < at);
+            let range = place(from)..place(to);
+            budget.spend(range.len())?;
+            Some(Holes { all, range, from })
         };
         let mut symbols = Vec::new();
         for entry in table.bytes.chunks_exact(SYMBOL) {
@@ -215,7 +265,8 @@ impl<'a> Cubin<'a> {
             let end = value.checked_add(size)?;
             let bytes =
                 if section.bytes.is_empty() { &[] } else { section.bytes.get(value..end)? };
-            let (function, holes) = (info & 15 == FUNCTION, holes_in(section, value, end));
+            budget.spend(bytes.len())?;
+            let (function, holes) = (info & 15 == FUNCTION, holes_in(section, value, end)?);
             symbols.push(Symbol { name, binding, function, size, bytes, holes });
         }
         let is_table = |section: &&Section<'a>| {
@@ -223,15 +274,18 @@ impl<'a> Cubin<'a> {
             // Bank 0 is for the arguments, banks without a function for variables.
             rest.is_some_and(|rest| rest.ends_with('.') && rest != "0.")
         };
-        let as_symbol = |section: &Section<'a>| Symbol {
-            name: section.name,
-            binding: Binding::Local,
-            function: false,
-            size: section.bytes.len(),
-            bytes: section.bytes,
-            holes: holes_in(section, 0, section.bytes.len()),
+        let as_symbol = |section: &Section<'a>| {
+            budget.spend(section.bytes.len())?;
+            Some(Symbol {
+                name: section.name,
+                binding: Binding::Local,
+                function: false,
+                size: section.bytes.len(),
+                bytes: section.bytes,
+                holes: holes_in(section, 0, section.bytes.len())?,
+            })
         };
-        let tables = sections.iter().filter(is_table).map(as_symbol).collect();
+        let tables = sections.iter().filter(is_table).map(as_symbol).collect::<Option<_>>()?;
         let name = |index: usize| {
             let entry = table.bytes.get(index.checked_mul(SYMBOL)?..)?;
             text(names, number(entry, 0, 4)?)
@@ -352,8 +406,11 @@ pub(super) mod tests {
         assert!(cubin.relocatable);
         assert_eq!(cubin.functions(), ["f", "g"]);
         let f = &cubin.symbols[0];
-        assert_eq!((f.binding, f.bytes, f.holes.len()), (Binding::Global, &[7; 32][..], 2));
-        assert_eq!(f.holes[1], Hole { at: 20, to: "h", kind: 1, addend: 0 });
+        assert_eq!(
+            (f.binding, f.bytes, f.holes.iter().count()),
+            (Binding::Global, &[7; 32][..], 2)
+        );
+        assert_eq!(f.holes.iter().nth(1), Some(Hole { at: 20, to: "h", kind: 1, addend: 0 }));
         assert_eq!(cubin.symbols[1].binding, Binding::Weak);
     }
 
@@ -361,6 +418,7 @@ pub(super) mod tests {
     fn what_a_linker_fills_may_differ() {
         let symbol = |bytes: &'static [u8], holes: Vec<Hole<'static>>| {
             let (binding, size) = (Binding::Global, bytes.len());
+            let holes = Holes { range: 0..holes.len(), all: holes.into(), from: 0 };
             Symbol { name: "f", binding, function: true, size, bytes, holes }
         };
         let hole = |to| vec![Hole { at: 20, to, kind: 1, addend: 0 }];
@@ -387,6 +445,32 @@ pub(super) mod tests {
         let name = |index| (index == 12).then_some("foo");
         assert_eq!(registers(&notes, name), HashMap::from([("foo", 24)]));
         assert_eq!(registers(&notes[..20], name), HashMap::new());
+    }
+
+    /// Names without an end, and symbols that all are the same bytes.
+    #[test]
+    fn hostile_files_are_given_up() {
+        let long = "f".repeat(MAX_NAME);
+        assert!(Cubin::parse(&make(true, &[(&long, 1, &[7; 16], &[])])).is_none());
+        assert!(Cubin::parse(&make(true, &[(&long[..MAX_NAME - 32], 1, &[7; 16], &[])])).is_some());
+        let budget = Budget(Cell::new(10));
+        assert_eq!(budget.text(b"abc\0d", 0), Some("abc"));
+        assert_eq!(budget.text(b"abc\0d", 4), None);
+        assert_eq!((budget.text(b"abc\0d", 1), budget.text(b"abc\0d", 1)), (Some("bc"), None));
+        // Each of many functions has the code of the first one.
+        let code = vec![7; 1 << 20];
+        let names: Vec<String> = (0..300).map(|number| format!("f{number}")).collect();
+        let mut functions: Vec<Made<'_>> =
+            names.iter().map(|name| (name.as_str(), 1, &[7; 16][..], &[][..])).collect();
+        functions[0].2 = &code;
+        let mut file = make(true, &functions);
+        assert!(Cubin::parse(&file).is_some());
+        let symbols = number(&file, 0x40 + 2 * HEADER + 0x18, 8).unwrap();
+        let first = file[symbols + SYMBOL..][..SYMBOL].to_vec();
+        for at in 1..functions.len() {
+            file[symbols + (at + 1) * SYMBOL..][..SYMBOL].copy_from_slice(&first);
+        }
+        assert!(Cubin::parse(&file).is_none());
     }
 
     /// Cut anywhere, with any byte changed: no panic.

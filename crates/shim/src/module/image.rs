@@ -282,7 +282,8 @@ unsafe fn with_source(image: &Bytes) -> Result<OfCubin, CuError> {
     let mut cubin = vec![0; len as usize];
     // SAFETY: as the caller promises.
     unsafe { peek::bytes(addr, &mut cubin)? };
-    Ok((sources::with_source(&cubin), sources::registers(&cubin)))
+    let registers = sources::has_software().then(|| sources::registers(&cubin));
+    Ok((sources::with_source(&cubin), registers.unwrap_or_default()))
 }
 
 /// Finds the length of a fatbin container, an ELF file or PTX text.

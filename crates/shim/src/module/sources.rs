@@ -102,7 +102,7 @@ fn find_kept(cubin: &Digest) -> Option<Vec<u8>> {
     })
 }
 
-fn has_software() -> bool {
+pub(super) fn has_software() -> bool {
     session::get().is_ok_and(|session| session.devices.iter().any(|device| device.exact))
 }
 
