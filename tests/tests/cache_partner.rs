@@ -132,7 +132,13 @@ fn a_partner_that_goes_has_fsync_drain_and_what_is_drained_is_given_up() {
     assert_eq!(fs::read(cached.below().join("b")).expect("there"), b"below");
     wait_for("it is not told", || cached.status()["partner"]["connected"] == false);
     drop(file);
-    cached.stop();
+    // All is below, and a recovery at the partner must not be tried before it knows that.
+    let stopped = cached.output("stop");
+    let said = stderr(&stopped);
+    assert!(!stopped.status.success() && said.contains("may keep"), "{said}");
+    let mut command = cached.world.kedge(&["cache", "recover", "--discard=all", "--under"]);
+    let given_up = command.arg(&cached.under).output().expect("kedge");
+    assert!(given_up.status.success(), "{}", stderr(&given_up));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use crate::caller::Caller;
 use crate::tier::lock;
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_NOW,
+    UTIME_OMIT,
 };
 use std::ffi::OsStr;
 use std::fs::File;
@@ -61,7 +62,16 @@ pub(crate) fn touch(fd: &OwnedFd) -> io::Result<()> {
         last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
     };
     let (path, none) = (by_descriptor(fd), AtFlags::empty());
-    Caller::run_as_owner(&stat, || Ok(rustix::fs::utimensat(CWD, &path, &times, none)?))
+    let set = || Ok(rustix::fs::utimensat(CWD, &path, &times, none)?);
+    match Caller::run_as_owner(&stat, set) {
+        // Of a file of others, who may write it may set both times to now alone.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            let now = Timestamps { last_access: now, last_modification: now };
+            Ok(rustix::fs::utimensat(CWD, &path, &now, none)?)
+        }
+        other => other,
+    }
 }
 
 /// Opens what a path descriptor stands for.

@@ -484,7 +484,7 @@ pub fn recover(
     if recovered.stuck.is_empty() {
         recovered.at_partner = partner::forget(&engine.spec).err();
         // Which cache it is stays known until the partner was told, or is given up.
-        if recovered.at_partner.is_none() || discard.is_some() {
+        if recovered.at_partner.is_none() || discard == Some(Discard::All) {
             engine.end_holder();
             home::remove(&engine.spec);
         }

@@ -319,6 +319,7 @@ impl Engine {
             }
         }
         // It was drained, or written below at once, a moment ago.
+        self.settle_unknown(node)?;
         self.faults.sync(|| self.below.sync(node))
     }
 

@@ -313,7 +313,7 @@ impl Session {
                 Said::Note(record).write(connection.get_mut())?;
             }
         }
-        self.answered = Some(SystemTime::now());
+        // This is no word of what was heard: the cache has told nothing as yet.
         Said::Done.write(connection.get_mut())?;
         loop {
             connection.get_mut().read_until(Instant::now() + SILENCE);

@@ -13,6 +13,7 @@ pub use host::{Partner, PartnerSpec, say};
 pub use wire::check_bytes;
 
 use crate::CacheError;
+use crate::adopt;
 use crate::below;
 use crate::engine::Engine;
 use crate::file::{CachedFile, Copied, State};
@@ -29,6 +30,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -359,8 +361,11 @@ impl Engine {
     ///
     /// # Errors
     /// It cannot be reached, or refuses.
-    pub(crate) fn begin_partner(&self) -> Result<(), CacheError> {
+    pub(crate) fn begin_partner(self: &Arc<Engine>) -> Result<(), CacheError> {
         let Some(link) = &self.partner else { return Ok(()) };
+        // What an earlier daemon held may be newer than what the partner has, in parts that this
+        // one cannot tell: with all of it below, nothing there is needed.
+        adopt::drain(self);
         let mut wire = lock(&link.wire);
         self.connect_partner(link, &mut wire).map_err(|error| {
             CacheError::Tier(format!("the partner {}: {error}", link.address.socket()))
@@ -390,14 +395,15 @@ impl Engine {
         for file in known {
             let mut state = file.lock();
             let there = held.remove(&file.number).unwrap_or_default();
-            state.at_partner = !there.is_empty();
+            // It may be of one that was forgotten, and that the partner is to forget.
+            state.at_partner |= !there.is_empty();
             state.lapses += 1;
             if state.orphan {
                 // No name leads to it: nothing of it can be recovered.
                 self.partner_forgets(&file, &mut state);
                 continue;
             }
-            if state.at_partner {
+            if !there.is_empty() {
                 // Its name or owner may have changed meanwhile.
                 link.note(Record::File(file.number, crate::engine::identity(&file, &state)));
             }
@@ -449,6 +455,9 @@ impl Engine {
             }
             beat = Instant::now();
             let mut wire = lock(&link.wire);
+            if self.desk().stopped {
+                return;
+            }
             if link.is_connected() && wire.is_some() {
                 let _ = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
             } else if Instant::now() >= again {
@@ -600,8 +609,23 @@ impl Engine {
     /// Has a recovery at the partner know that what it has of a file, which is all below, is older:
     /// by telling the partner, or where that is not there, by when the file was changed below.
     pub(crate) fn settle_partner(&self, file: &CachedFile) -> io::Result<()> {
+        match file.lock().at_partner {
+            true => self.settle_node(&file.node),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for a file that nobody may know, if the partner may not have been told of it.
+    pub(crate) fn settle_unknown(&self, node: &OwnedFd) -> io::Result<()> {
+        match self.partner.as_ref().is_some_and(Link::is_behind) {
+            true => self.settle_node(node),
+            false => Ok(()),
+        }
+    }
+
+    fn settle_node(&self, node: &OwnedFd) -> io::Result<()> {
         let Some(link) = &self.partner else { return Ok(()) };
-        while file.lock().at_partner {
+        loop {
             let mut wire = lock(&link.wire);
             let told = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
             let heard = *lock(&link.heard);
@@ -610,11 +634,10 @@ impl Engine {
                 return Ok(());
             }
             if heard.is_none_or(|heard| heard.elapsed() > UNTOLD) {
-                return below::touch(&file.node);
+                return below::touch(node);
             }
             thread::sleep(Duration::from_millis(50));
         }
-        Ok(())
     }
 
     /// Notes that bytes of a file were written anew here.

@@ -69,9 +69,15 @@ fn lose_node(scratch: &Scratch, engine: Arc<Engine>) {
     fs::remove_dir_all(scratch.0.join("ram")).expect("a tier");
 }
 
-fn begun(engine: &Engine) -> &Link {
+fn begun(engine: &Arc<Engine>) -> &Link {
     engine.begin_partner().expect("a partner");
     engine.partner.as_ref().expect("a partner")
+}
+
+/// As the daemon does where the connection was lost.
+fn reconnect(engine: &Engine) {
+    let link = engine.partner.as_ref().expect("a partner");
+    engine.connect_partner(link, &mut lock(&link.wire)).expect("it is there");
 }
 
 fn beat(engine: &Engine) {
@@ -199,7 +205,7 @@ fn a_partner_that_was_lost_learns_what_is_below() {
     fsync(&engine, &handles[1]);
     assert_eq!(below(&scratch, "b"), b"B", "without a partner, fsync drains");
     assert!(!status(&engine).connected && status(&engine).drained == 1);
-    engine.begin_partner().expect("it is there");
+    reconnect(&engine);
     beat(&engine);
     assert_eq!(status(&engine).holds, 1);
     fs::write(scratch.below("a"), "later").expect("written");
@@ -241,7 +247,7 @@ fn an_older_part_that_lands_leaves_the_partner_what_it_has() {
         write(&engine, &handle, 0, b"v2");
         if reconnects {
             link.lose(&mut lock(&link.wire), &io::Error::other("a test"));
-            engine.begin_partner().expect("it is there");
+            reconnect(&engine);
         }
         land();
         beat(&engine);
@@ -276,8 +282,8 @@ fn a_part_that_lands_takes_what_is_older() {
 
 #[test]
 fn what_the_partner_was_not_told_counts_when_the_file_is_known_anew() {
-    for connected in [true, false] {
-        let scratch = Scratch::new(&format!("partnerknown{connected}"));
+    for (connected, reconnects) in [(true, false), (false, false), (false, true)] {
+        let scratch = Scratch::new(&format!("partnerknown{connected}{reconnects}"));
         let (_partner, address) = partner(&scratch, None);
         let engine = engine(&scratch, &address, "");
         let link = begun(&engine);
@@ -292,13 +298,16 @@ fn what_the_partner_was_not_told_counts_when_the_file_is_known_anew() {
         engine.let_go(&handle.file);
         assert!(engine.known(handle.file.key).is_none(), "it is forgotten");
         let again = open(&engine, &scratch.below("a"));
+        if reconnects {
+            reconnect(&engine);
+        }
         write(&engine, &again, 0, b"v2");
         engine.drain_file(&again.file).expect("drained");
         fsync(&engine, &again);
         drop((handle, again));
         lose_node(&scratch, engine);
         let _ = recover(&scratch);
-        assert_eq!(below(&scratch, "a"), b"v2", "connected: {connected}");
+        assert_eq!(below(&scratch, "a"), b"v2", "connected: {connected}, {reconnects}");
     }
 }
 
@@ -322,13 +331,17 @@ fn a_new_daemon_goes_on_and_another_boot_is_refused() {
     drop((handle, first));
     let second = engine(&scratch, &address, "");
     begun(&second);
-    assert_eq!(status(&second).holds, 1);
+    assert_eq!((status(&second).holds, below(&scratch, "a")), (0, b"a".to_vec()));
+    let handle = open(&second, &scratch.below("a"));
+    write(&second, &handle, 0, b"b");
+    fsync(&second, &handle);
+    drop(handle);
     lose_node(&scratch, second);
     let third = engine(&scratch, &address, "");
     let refused = third.begin_partner().expect_err("it has what is nowhere else").to_string();
     assert!(refused.contains("recover --partner"), "{refused}");
     recover(&scratch).expect("recovered");
-    assert_eq!(below(&scratch, "a"), b"a");
+    assert_eq!(below(&scratch, "a"), b"b");
     third.begin_partner().expect("nothing is left there");
     third.end_partner().expect("told");
     assert!(!kept(&scratch).exists());
