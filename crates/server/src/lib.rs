@@ -34,9 +34,8 @@ use kedge_remote::{
     FrameError, HandedOver, JobKey, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION,
     draw_session_key, is_here, read_one, tune, write_one,
 };
-use kedge_wire::Text;
-
 use kedge_socket::Channel;
+use kedge_wire::Text;
 use refusal::Refusal;
 use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
 use start::Words;
