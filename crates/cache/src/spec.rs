@@ -2,7 +2,6 @@
 
 use crate::CacheError;
 use crate::extents::TIERS;
-use kedge_keys::{BadName, Name, Pins};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -121,14 +120,6 @@ impl PartnerAddress {
             }
             false => format!("{text}:{PARTNER_PORT}"),
         }
-    }
-
-    /// Returns as whom it is pinned: with its port or without.
-    pub(crate) fn name(&self, pins: &Pins) -> Result<Name, BadName> {
-        let with_port = self.0.parse().ok().filter(|name| pins.has(name));
-        let socket = self.socket();
-        let (host, _) = socket.rsplit_once(':').unwrap_or((&socket, ""));
-        with_port.map_or_else(|| host.trim_matches(['[', ']']).parse(), Ok)
     }
 }
 

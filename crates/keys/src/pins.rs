@@ -1,7 +1,7 @@
 //! Who is let in: whoever shows a pinned certificate, byte for byte.
 
-use crate::Name;
 use crate::certificate::{Certificate, Fingerprint, Validity, date};
+use crate::{BadName, Name};
 use thiserror::Error;
 
 /// The certificates that are pinned, and those that were.
@@ -43,6 +43,17 @@ impl Pins {
     /// Returns whether somebody is pinned under a name.
     pub fn has(&self, name: &Name) -> bool {
         self.pinned.iter().any(|(known, _)| known == name)
+    }
+
+    /// Returns as whom a server at `HOST:PORT` is pinned: with its port, where several are on one
+    /// host, or without.
+    ///
+    /// # Errors
+    /// The host is no name that could be pinned.
+    pub fn name_of(&self, server: &str) -> Result<Name, BadName> {
+        let with_port = server.parse().ok().filter(|name| self.has(name));
+        let (host, _) = server.rsplit_once(':').unwrap_or((server, ""));
+        with_port.map_or_else(|| host.trim_matches(['[', ']']).parse(), Ok)
     }
 
     /// Returns which certificate is pinned under a name.

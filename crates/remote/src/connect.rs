@@ -7,7 +7,7 @@ use crate::messages::{
     Accepted, Handover, JobKey, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, Start,
     Started, VERSION,
 };
-use kedge_keys::{BadName, Connection, HandshakeError, KeyError, Keys, Name, Pins, RecordError};
+use kedge_keys::{Connection, HandshakeError, KeyError, Keys, RecordError};
 use kedge_protocol::management::{Answer, Question};
 use kedge_protocol::{DeviceChoice, PROTOCOL_VERSION, Refusal, Welcome};
 use kedge_wire::{List, Text};
@@ -350,7 +350,7 @@ fn secure(
     let keys = Keys::of_user().map_err(no_keys)?;
     // Read for each connection: what is revoked meanwhile counts.
     let (identity, pins) = (keys.identity().map_err(no_keys)?, keys.pins().map_err(no_keys)?);
-    let expected = expected(server, &pins).map_err(|bad| no_keys(bad.into()))?;
+    let expected = pins.name_of(server).map_err(|bad| no_keys(bad.into()))?;
     let shaken = kedge_keys::connect(&mut stream, &identity, &Arc::new(pins), &expected, limit);
     let secrets = shaken.map_err(|error| match error {
         error @ HandshakeError::Late(_) => failed(io::Error::other(error)),
@@ -366,13 +366,6 @@ fn secure(
 /// nor shows keys.
 pub fn is_here(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
-}
-
-/// Returns as whom a server is pinned: with its port, where several are on one host, or without.
-fn expected(server: &str, pins: &Pins) -> Result<Name, BadName> {
-    let with_port = server.parse().ok().filter(|name| pins.has(name));
-    let (host, _) = server.rsplit_once(':').unwrap_or((server, ""));
-    with_port.map_or_else(|| host.trim_matches(['[', ']']).parse(), Ok)
 }
 
 /// Sets a connection up: nothing waits to be sent, and an end that is gone is found out.

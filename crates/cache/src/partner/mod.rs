@@ -245,7 +245,7 @@ impl Link {
         let keys = Keys::of_user().map_err(io::Error::other)?;
         let own = keys.identity().map_err(io::Error::other)?;
         let pins = Arc::new(keys.pins().map_err(io::Error::other)?);
-        let name = self.address.name(&pins).map_err(io::Error::other)?;
+        let name = pins.name_of(&self.address.socket()).map_err(io::Error::other)?;
         let shaken = kedge_keys::connect(&mut stream, &own, &pins, &name, LIMIT);
         stream.set_write_timeout(Some(ANSWER))?;
         Ok(Connection::new(stream, Some(shaken.map_err(io::Error::other)?))?)
