@@ -30,6 +30,8 @@ pub(crate) struct Access {
     pub place: Place,
     /// volatile, relaxed, acquire, release, mmio.
     pub strong: bool,
+    /// A vector past a cache (cg, cv, wt): other threads see it whole, as a strong one.
+    pub uncached: bool,
     /// Elements of 4 bytes or fewer live in 64-bit registers.
     pub wide_registers: bool,
 }
@@ -42,6 +44,7 @@ impl Access {
             | (self.place as u32) << PLACE_SHIFT
             | u32::from(self.strong) << 12
             | u32::from(self.wide_registers) << 13
+            | u32::from(self.uncached) << 14
     }
 
     pub(crate) fn decode(aux: u32) -> Access {
@@ -52,6 +55,7 @@ impl Access {
             place: Place::of(aux >> PLACE_SHIFT & 7),
             strong: aux >> 12 & 1 != 0,
             wide_registers: aux >> 13 & 1 != 0,
+            uncached: aux >> 14 & 1 != 0,
         }
     }
 
@@ -63,7 +67,7 @@ impl Access {
             _ => return None,
         };
         let handled = matches!((self.log2, self.count), (2, 1 | 2 | 4) | (3, 1 | 2));
-        let plain = !self.strong && !self.wide_registers;
+        let plain = !self.strong && !self.uncached && !self.wide_registers;
         (handled && plain).then(|| Loaded { element: 1 << self.log2, count: self.count, global })
     }
 
@@ -72,7 +76,7 @@ impl Access {
         if self.wide_registers {
             return self.load_wide();
         }
-        if self.strong {
+        if self.strong || self.uncached {
             return self.load_strong();
         }
         match self.place {
@@ -90,7 +94,9 @@ impl Access {
     /// The handler of an `ld` of small elements into 64-bit registers.
     fn load_wide(self) -> Handlers {
         match self.place {
-            Place::Generic | Place::Global if !self.strong => self.load_wide_at::<AnyGlobal>(),
+            Place::Generic | Place::Global if !self.strong && !self.uncached => {
+                self.load_wide_at::<AnyGlobal>()
+            }
             Place::Shared32 if !self.strong => self.load_wide_at::<Shared32>(),
             _ => Handlers::scalar::<LoadAny>(),
         }
@@ -108,7 +114,7 @@ impl Access {
         }
     }
 
-    /// The handler of a strong `ld`.
+    /// The handler of an `ld` that is strong, or of a vector past a cache.
     fn load_strong(self) -> Handlers {
         match self.place {
             Place::Generic | Place::Global => self.load_strong_at::<AnyGlobal>(),
@@ -154,7 +160,7 @@ impl Access {
             return Handlers::scalar::<StoreAny>();
         }
         match self.place {
-            Place::Generic | Place::Global if self.strong => self.store_strong(),
+            Place::Generic | Place::Global if self.strong || self.uncached => self.store_strong(),
             Place::Generic | Place::Global => self.store_at::<AnyGlobal>(),
             Place::Shared32 => self.store_at::<Shared32>(),
             Place::Shared64 => self.store_at::<Shared64>(),
@@ -471,7 +477,7 @@ impl Access {
     /// accessed by its elements.
     fn at_once(&self, at: *const u8) -> Option<u32> {
         let bytes = usize::from(self.count as u8) << self.log2;
-        let is_vector = self.strong && self.count > 1 && bytes <= 16;
+        let is_vector = (self.strong || self.uncached) && self.count > 1 && bytes <= 16;
         (is_vector && (at as usize).is_multiple_of(bytes)).then(|| bytes.trailing_zeros())
     }
 

@@ -215,6 +215,7 @@ fn frame_access(ty: Type) -> Access {
         count: 1,
         place: crate::exec::access::Place::Frame,
         strong: false,
+        uncached: false,
         wide_registers: false,
     }
 }

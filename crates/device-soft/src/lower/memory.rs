@@ -35,13 +35,21 @@ struct Name {
     /// `shared::cluster`.
     cluster: bool,
     strong: bool,
+    /// Past a cache.
+    uncached: bool,
     count: u32,
     ty: Type,
 }
 
 fn parse_name(instruction: &Instruction) -> Result<Name, Complaint> {
-    let mut name =
-        Name { space: Space::Generic, cluster: false, strong: false, count: 1, ty: Type::B32 };
+    let mut name = Name {
+        space: Space::Generic,
+        cluster: false,
+        strong: false,
+        uncached: false,
+        count: 1,
+        ty: Type::B32,
+    };
     let mut ty = None;
     for part in &instruction.name[1..] {
         match part.as_str() {
@@ -52,6 +60,7 @@ fn parse_name(instruction: &Instruction) -> Result<Name, Complaint> {
             "const" => name.space = Space::Const,
             "param" | "param::entry" | "param::func" => name.space = Space::Param,
             "volatile" | "relaxed" | "acquire" | "release" | "mmio" => name.strong = true,
+            "cg" | "cv" | "wt" => name.uncached = true,
             "v2" => name.count = 2,
             "v4" => name.count = 4,
             "v8" => name.count = 8,
@@ -71,9 +80,8 @@ fn parse_name(instruction: &Instruction) -> Result<Name, Complaint> {
 /// policies.
 fn is_hint(part: &str) -> bool {
     const HINTS: &[&str] = &[
-        "cta", "cluster", "gpu", "sys", "weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
-        "noftz", "unified", "acq_rel", "level", "add", "min", "max", "and", "or", "xor", "exch",
-        "cas", "inc", "dec",
+        "cta", "cluster", "gpu", "sys", "weak", "nc", "ca", "cs", "lu", "wb", "noftz", "unified",
+        "acq_rel", "level", "add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec",
     ];
     HINTS.contains(&part) || part.starts_with("L1::") || part.starts_with("L2::")
 }
@@ -180,6 +188,7 @@ fn describe(
         count: name.count,
         place,
         strong: name.strong,
+        uncached: name.uncached && name.count > 1,
         wide_registers,
     }
 }
