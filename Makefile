@@ -36,7 +36,7 @@ soak-power: build ## the power of a node with a write-back cache cut 1,000 times
 	@scripts/soak-power --rounds $(or $(ROUNDS),1000)
 
 soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 times: nothing may grow (about ten minutes)
-	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu_incremental many_checkpoints
+	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu incremental::many_checkpoints
 
 soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 10 times (ROUNDS=10), resumable in slices of 10 minutes
 	@scripts/soak-interrupts --rounds $(or $(ROUNDS),10)

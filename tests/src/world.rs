@@ -2,10 +2,12 @@
 
 use crate::{copy_program, job, kedge};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -41,9 +43,13 @@ pub fn jobs_in(state: &Path) -> PathBuf {
 }
 
 impl World {
+    /// Makes a world. No two tests of a program may have one of the same name at a time.
     pub fn new(name: &str) -> World {
         // Short, because socket paths are.
         let dir = PathBuf::from(format!("/tmp/kcli-{name}-{}", std::process::id()));
+        let new = in_use().insert(dir.clone());
+        assert!(new, "two tests have a world called {name}");
+        // An earlier process of this number may have left one.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(dir.join("run")).expect("a folder under /tmp");
         // A test runs kedge some times.
@@ -139,7 +145,14 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+        in_use().remove(&self.0);
     }
+}
+
+/// The folders of this process's worlds.
+fn in_use() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    static IN_USE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn stderr(output: &Output) -> String {

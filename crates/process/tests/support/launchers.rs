@@ -1,5 +1,5 @@
 //! How MPI's implementations start four ranks here, and in which network;
-//! `tests/tests/joint_mpi.rs` has them from here too.
+//! `tests/tests/hosts/joint_mpi.rs` has them from here too.
 
 use std::process::Command;
 

@@ -1,0 +1,11 @@
+//! The write-back cache: `kedge cache`.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod device;
+mod images;
+mod model;
+mod partner;
+mod power;
+mod programs;
+mod users;

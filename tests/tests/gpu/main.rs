@@ -1,0 +1,16 @@
+//! Jobs with devices, checkpointed and brought back.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod elsewhere;
+mod given_up;
+mod hold;
+mod incremental;
+mod managed;
+mod neighbours;
+mod paging;
+mod portable;
+mod recover;
+mod share;
+mod swap;
+mod warm;

@@ -1,0 +1,11 @@
+//! Jobs of several supervisors and hosts.
+#![forbid(unsafe_code)]
+
+mod hosts;
+mod hosts_mpi;
+mod joint;
+mod joint_hosts;
+mod joint_mpi;
+mod meet;
+mod slurm;
+mod ssh;

@@ -1,0 +1,6 @@
+//! Devices that move while their job runs.
+#![forbid(unsafe_code)]
+
+mod balance;
+mod migrate;
+mod move_when;
