@@ -239,7 +239,7 @@ fn the_parts_of_a_joint_job_come_back_with_their_devices() {
 
 #[test]
 fn the_devices_of_parts_are_saved_by_what_has_changed() {
-    let image = parts_come_back("shareinc", &["--incremental"], 3);
+    let image = parts_come_back("sharegrow", &["--incremental"], 3);
     assert!(image.ends_with("j-0003"), "{}", image.display());
 }
 
