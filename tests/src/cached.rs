@@ -22,6 +22,8 @@ pub struct Cached {
     pub fault: Option<String>,
     /// A folder that tells of the memory of software devices which processes share.
     pub ledger: Option<PathBuf>,
+    /// Whose network the daemon has, and the folder of its keys.
+    pub network: Option<(u32, PathBuf)>,
     mounted: bool,
     /// The daemon: a held one may not answer.
     pid: Cell<u64>,
@@ -51,8 +53,8 @@ impl Cached {
         let below = rustix::fs::open(&under, flags, Mode::empty()).expect("the folder");
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mounted = size.is_some();
-        let pid = Cell::new(0);
-        Some(Cached { world, under, below, options, fault: None, ledger: None, mounted, pid })
+        let (fault, ledger, network, pid) = (None, None, None, Cell::new(0));
+        Some(Cached { world, under, below, options, fault, ledger, network, mounted, pid })
     }
 
     /// Notes that another file system was mounted over the folder, before a daemon runs: it is the
@@ -87,6 +89,10 @@ impl Cached {
     /// cache holds something.
     pub fn try_begin(&self) -> Output {
         let mut command = self.command("start");
+        if let Some((process, keys)) = &self.network {
+            command = inside(*process, &command);
+            command.env("XDG_CONFIG_HOME", keys);
+        }
         command.args(&self.options);
         if !self.options.iter().any(|option| option == "--close") {
             command.args(["--close", "memory"]);
@@ -169,6 +175,23 @@ impl Cached {
         assert!(output.status.success(), "{command}: {}", stderr(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
+}
+
+/// Returns a command in the network of a process.
+fn inside(process: u32, command: &Command) -> Command {
+    let mut inner = Command::new("nsenter");
+    inner.args(["-n", "-t", &process.to_string(), "--"]);
+    inner.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inner.env(name, value),
+            None => inner.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        inner.current_dir(folder);
+    }
+    inner
 }
 
 impl Drop for Cached {

@@ -61,6 +61,11 @@ impl Network {
         Some(network)
     }
 
+    /// Returns a process that is in the network.
+    pub fn process(&self) -> u32 {
+        self.holder.id()
+    }
+
     /// A command in the network.
     pub fn inside(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");

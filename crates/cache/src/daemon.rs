@@ -88,7 +88,9 @@ pub fn log_file(under: &Path) -> Result<File, CacheError> {
     let home = memory_home(under);
     make_home(&home)?;
     let path = home.join("log");
-    File::create(&path).map_err(|error| CacheError::io("cannot use", &path, error))
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(true);
+    options.open(&path).map_err(|error| CacheError::io("cannot use", &path, error))
 }
 
 /// Caches a folder until it is stopped or unmounted. `ready` is called when programs may use it.
@@ -108,12 +110,20 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     // Before there are other threads: these are for the one that waits for them.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|error| CacheError::io("cannot wait at", &spec.under, error))?;
+    let disks: Vec<_> = spec.tiers.iter().map(|tier| tier.folder.clone()).collect();
+    let is_first = matches!(home::saved(&spec.under, &disks), Ok(None));
     home::save(&spec)?;
     let partner = spec.partner.as_ref().map(|address| Link::new(&spec, address)).transpose()?;
     let mut engine = adopt::open(spec)?;
     engine.partner = partner;
     let engine = Arc::new(engine);
-    engine.begin_partner().inspect_err(|_| end_new_holder(&engine))?;
+    engine.begin_partner().inspect_err(|_| {
+        end_new_holder(&engine);
+        // There is nothing to recover where nothing was before.
+        if is_first {
+            home::remove(&engine.spec);
+        }
+    })?;
     lock(&engine.broken).named.iter().for_each(moves::tell);
     let mounted = listen(&engine.spec.under)
         .and_then(|listener| Ok((listener, mount(&engine, descriptors)?)))

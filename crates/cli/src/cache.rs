@@ -12,7 +12,7 @@ use kedge_cache::spec::{self, DeviceSpec, Fsync, Medium, PartnerAddress, Spec, T
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::Keys;
 use kedge_supervisor::Parts;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -293,10 +293,10 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
         })?;
         return Ok(());
     }
-    let (home, under) = (daemon::log_file(&spec.under)?, spec.under.clone());
+    let (mut log, under) = (daemon::log_file(&spec.under)?, spec.under.clone());
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).arg("--foreground");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(home);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone()?);
     readiness::is_no_service(&mut command);
     // A terminal that is closed, or Ctrl-C there, is none of the daemon's business.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -310,8 +310,10 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
         return Ok(());
     }
     child.wait()?;
-    let log = spec::memory_home(&under).join("log");
-    let said = std::fs::read_to_string(&log).unwrap_or_default();
+    // Its file may be gone: a cache that never was leaves nothing.
+    let mut said = String::new();
+    log.rewind()?;
+    log.read_to_string(&mut said)?;
     let said = said.trim().strip_prefix("kedge: ").unwrap_or(said.trim()).to_owned();
     Err(Failure::new(if said.is_empty() {
         "the cache's daemon ended at once".into()
@@ -529,9 +531,6 @@ fn recover(args: &RecoverArgs) -> Result<(), Failure> {
         Some(folder) => daemon::recover_partner(&under, &std::path::absolute(folder)?, discard)?,
         None => daemon::recover(&under, &disks?, discard)?,
     };
-    if let Some(why) = &recovered.at_partner {
-        output::complain(&output::harmless(why));
-    }
     if args.json {
         output::json(&recovered)?;
     } else {
@@ -551,13 +550,25 @@ fn recover(args: &RecoverArgs) -> Result<(), Failure> {
             first.why
         )));
     }
-    let Some(first) = recovered.stuck.first() else { return Ok(()) };
-    Err(Failure::new(format!(
-        "{} files could not be written below: {}: {}",
-        recovered.stuck.len(),
-        output::harmless(&first.path),
-        first.why
-    )))
+    if let Some(first) = recovered.stuck.first() {
+        return Err(Failure::new(format!(
+            "{} files could not be written below: {}: {}",
+            recovered.stuck.len(),
+            output::harmless(&first.path),
+            first.why
+        )));
+    }
+    match recovered.at_partner.as_deref().map(output::harmless) {
+        // What was to be given up is.
+        Some(why) if discard == Some(Discard::All) => output::complain(&why),
+        Some(why) => {
+            return Err(Failure::new(format!(
+                "{why}; this command again tells it, and `--discard=all` gives that up"
+            )));
+        }
+        None => {}
+    }
+    Ok(())
 }
 
 /// A folder that is cached while a program runs.

@@ -1,6 +1,7 @@
 //! `kedge cache` with a partner: what fsync acknowledged is there when the node is not.
 use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
+use kedge_tests::network::{ADDRESS, Network, until};
 use kedge_tests::world::{World, stderr};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -16,13 +17,26 @@ struct Partner {
     folder: PathBuf,
     /// In which it has its folder.
     _world: World,
+    /// As whom it knows the caches of these tests.
+    key: &'static str,
 }
 
 impl Partner {
     fn start(name: &str) -> Partner {
         let world = World::new(&format!("{name}p"));
+        let command = world.kedge(&["cache", "partner"]);
+        Partner::started(world, command, "127.0.0.1", "_here")
+    }
+
+    /// One that a network's lender runs for alice, who shows her key.
+    fn with_keys(name: &str, network: &Network) -> Partner {
+        let command = network.kedge("lender", &["cache", "partner"]);
+        Partner::started(World::new(&format!("{name}p")), command, ADDRESS, "alice")
+    }
+
+    fn started(world: World, mut command: Command, host: &str, key: &'static str) -> Partner {
         let folder = world.0.join("kept");
-        let mut command = world.kedge(&["cache", "partner", "--listen", "127.0.0.1:0", "--dir"]);
+        command.args(["--listen", &format!("{host}:0"), "--dir"]);
         command.arg(format!("{}:64M", folder.display())).stderr(Stdio::piped());
         let mut process = command.spawn().expect("kedge");
         let mut said = BufReader::new(process.stderr.take().expect("it says where"));
@@ -30,15 +44,15 @@ impl Partner {
         said.read_line(&mut line).expect("a line");
         // Nobody reads what else it says, and it is not to wait for that.
         std::thread::spawn(move || said.lines().map_while(Result::ok).count());
-        let address = line.split(' ').find(|word| word.starts_with("127.0.0.1:"));
+        let address = line.split(' ').find(|word| word.starts_with(&format!("{host}:")));
         let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
-        Partner { process, address, folder, _world: world }
+        Partner { process, address, folder, _world: world, key }
     }
 
     /// The folder of this node.
     fn of_node(&self) -> PathBuf {
         let node = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
-        self.folder.join("_here").join(node.trim())
+        self.folder.join(self.key).join(node.trim())
     }
 }
 
@@ -52,7 +66,10 @@ impl Drop for Partner {
 /// A cached folder with that partner; parts stay where they are as long as the file is there.
 fn start(name: &str, partner: &Partner) -> Option<(Cached, PathBuf)> {
     let options = ["--tier", "ram:64M", "--fsync", "partner", "--partner", &partner.address];
-    let mut cached = Cached::new(name, &options)?;
+    begin(Cached::new(name, &options)?)
+}
+
+fn begin(mut cached: Cached) -> Option<(Cached, PathBuf)> {
     let held = cached.world.0.join("held");
     fs::write(&held, "").expect("a file");
     // Nothing of what is drained counts, and nothing gets below.
@@ -134,9 +151,53 @@ fn a_partner_that_goes_has_fsync_drain_and_what_is_drained_is_given_up() {
     let stopped = cached.output("stop");
     let said = stderr(&stopped);
     assert!(!stopped.status.success() && said.contains("may keep"), "{said}");
+    let untold = cached.output("recover");
+    let said = stderr(&untold);
+    assert!(!untold.status.success() && said.contains("this command again"), "{said}");
     let mut command = cached.world.kedge(&["cache", "recover", "--discard=all", "--under"]);
     let given_up = command.arg(&cached.under).output().expect("kedge");
     assert!(given_up.status.success(), "{}", stderr(&given_up));
+}
+
+/// Keys and TLS, as between two machines; a key that is revoked has no partner any more.
+#[test]
+fn a_partner_with_keys_has_what_fsync_acknowledged() {
+    let Some(network) = Network::acquainted("pkeys") else { return };
+    let partner = Partner::with_keys("pkeys", &network);
+    let options = ["--tier", "ram:64M", "--fsync", "partner", "--partner", &partner.address];
+    let Some(mut cached) = Cached::new("pkeysc", &options) else { return };
+    cached.network = Some((network.process(), network.config("alice")));
+    let Some((cached, _held)) = begin(cached) else { return };
+    let data: Vec<u8> = (0..3 * MIB).map(|at| (at / 512 % 253) as u8).collect();
+    let write = |name: &str| {
+        let mut file = File::create(cached.under.join(name)).expect("a file");
+        file.write_all(&data).expect("absorbed");
+        file.sync_all()
+    };
+    write("a").expect("the partner has it");
+    let said = cached.status()["partner"].clone();
+    assert_eq!((&said["connected"], &said["drained"]), (&true.into(), &0.into()), "{said}");
+    network.text("lender", &["keys", "revoke", "alice"]);
+    until("it is refused", || cached.status()["partner"]["connected"] == false);
+    write("b").expect_err("nothing gets below, and no partner has it");
+    lose_node(&cached);
+    assert_eq!(recover(&cached, &partner)["files"], 1);
+    assert!(fs::read(cached.under.join("a")).expect("there") == data);
+}
+
+/// Nothing is left of a cache whose partner is not there, and the command says why.
+#[test]
+fn a_partner_that_is_mistyped_leaves_no_cache() {
+    let options = ["--tier", "ram:16M", "--fsync", "partner", "--partner", "127.0.0.1:1"];
+    let Some(cached) = Cached::new("pnone", &options) else { return };
+    let output = cached.try_begin();
+    let said = stderr(&output);
+    assert!(!output.status.success() && said.contains("the partner 127.0.0.1:1"), "{said}");
+    let recovered = cached.recover();
+    assert_eq!(
+        (&recovered["files"], &recovered["at_partner"]),
+        (&0.into(), &serde_json::Value::Null)
+    );
 }
 
 #[test]

@@ -162,6 +162,16 @@ impl Partner {
         Ok((name.to_string(), Connection::new(stream, Some(secrets))?))
     }
 
+    /// Checks that the key of a session was not revoked since it began.
+    fn check_key(&self, key: &str) -> io::Result<()> {
+        let Some(keys) = self.spec.keys.as_ref().filter(|_| key != HERE) else { return Ok(()) };
+        let (name, pins) = (key.parse::<Name>(), keys.pins().map_err(io::Error::other)?);
+        match name.ok().and_then(|name| pins.fingerprint(&name)) {
+            Some(_) => Ok(()),
+            None => Err(other("its key is pinned no more: refused")),
+        }
+    }
+
     fn session(self: &Arc<Partner>, stream: TcpStream, say: fn(&str)) -> io::Result<()> {
         stream.set_read_timeout(Some(OPENING))?;
         stream.set_write_timeout(Some(OPENING))?;
@@ -343,6 +353,7 @@ impl Session {
                     Err(error) => Said::Failed(error.to_string()),
                 },
                 Said::Beat => {
+                    self.partner.check_key(&self.key)?;
                     self.give_back()?;
                     Said::Done
                 }

@@ -7,6 +7,7 @@ use crate::engine::tests::{Scratch, open, write};
 use crate::faults::Faults;
 use crate::file::Handle;
 use crate::spec::{Fsync, Medium};
+use crate::tier::make_home;
 use std::path::PathBuf;
 
 const RAM: [(&str, Medium); 1] = [("ram", Medium::Ram)];
@@ -25,7 +26,7 @@ fn partner(scratch: &Scratch, quota: Option<u64>) -> (Arc<Partner>, PartnerAddre
 
 fn engine(scratch: &Scratch, address: &PartnerAddress, faults: &str) -> Arc<Engine> {
     let spec = scratch.spec(&RAM, Fsync::Partner);
-    fs::create_dir_all(memory_home(&spec.under)).expect("a folder");
+    make_home(&memory_home(&spec.under)).expect("a folder");
     let link = Link::new(&spec, address).expect("a way");
     let mut engine = adopt::open(spec).expect("tiers");
     engine.faults = Faults::parse(faults);
