@@ -13,9 +13,10 @@ use crate::shadow::{Shadow, part_of};
 use crate::spec::{Medium, Spec};
 use crate::tier::{Tier, lock};
 use kedge_holder::PART;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use serde::Serialize;
 use std::collections::hash_map::RandomState;
+use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::ops::Range;
@@ -26,6 +27,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// By how many seconds the clocks of a partner and of the file system below may differ, with the
 /// second between two words of the cache.
 const SKEW: u64 = if cfg!(test) { 1 } else { 10 };
+
+/// Why a partner's bytes stay where they are.
+const NEWER: &str = "it was changed below after its partner was told of it last, or clocks differ";
 
 /// What was recovered.
 #[derive(Debug, Default, Serialize)]
@@ -294,9 +298,18 @@ fn find(below: &Below, held: &Held, named: bool) -> Result<OwnedFd, Lost> {
         return Err(gone);
     }
     let birth = below::birth(&node);
-    let same = if birth != 0 && identity.birth != 0 { birth == identity.birth } else { named };
-    if !same || stat.st_uid != identity.user {
-        return Err(lost("another file has got its number below, or another owner"));
+    let is_known = birth != 0 && identity.birth != 0;
+    if is_known && birth != identity.birth {
+        return Err(lost("another file has got its number below"));
+    }
+    if !is_known && !named {
+        return Err(kept("a file of its number has another name below, and may be another one"));
+    }
+    if stat.st_uid != identity.user {
+        return Err(match is_known {
+            true => kept("it has another owner below"),
+            false => lost("another file has got its number below, or another owner"),
+        });
     }
     Ok(node)
 }
@@ -307,11 +320,6 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
         Ok(node) => node,
         Err(lost) => return Ok(Err(lost)),
     };
-    if is_newer_below(engine, held, &node)? {
-        return Ok(Err(kept(
-            "it was changed below after its partner was told of it last, or clocks differ",
-        )));
-    }
     let mut shadows: [Option<Shadow>; TIERS] = Default::default();
     for (range, tier) in held.parts.iter() {
         let shadow = match &mut shadows[tier] {
@@ -325,6 +333,9 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
     let Ok(writable) = below::reopen(&node, OFlags::WRONLY) else {
         return Ok(Err(kept("the file below cannot be opened for writing")));
     };
+    if is_newer_below(engine, held.file, &writable)? {
+        return Ok(Err(kept(NEWER)));
+    }
     let stat = below::stat(&node)?;
     let key = (stat.st_dev, stat.st_ino);
     let file = CachedFile::new(held.file, key, Arc::new(node), held.identity.user);
@@ -351,17 +362,15 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
 }
 
 /// Returns whether a file was changed below after a partner was told of it last, which may lack
-/// later bytes then.
-fn is_newer_below(engine: &Engine, held: &Held, node: &OwnedFd) -> io::Result<bool> {
+/// later bytes then. What is asked is the file system, not what this node remembers of it.
+fn is_newer_below(engine: &Engine, file: u64, opened: &File) -> io::Result<bool> {
     let mut contacts = engine.tiers.iter().filter_map(|tier| tier.contact.as_ref());
     let Some(contact) = contacts.next() else { return Ok(false) };
-    if contact.begun.contains(&held.file) {
-        return Ok(false);
-    }
-    let stat = below::stat(node)?;
-    let changed = u64::try_from(stat.st_ctime).unwrap_or(0);
-    let last = contact.last.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Ok(changed > last + SKEW)
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    let stat = rustix::fs::statx(opened, "", flags, StatxFlags::CTIME)?;
+    let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
+    let last = contact.last(file).duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Ok(changed > last.saturating_add(SKEW))
 }
 
 /// Drains all that was taken over, and has the disk below have it.
@@ -377,8 +386,17 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
             // Of such a one, all that was held is lost.
             continue;
         }
-        let synced = below.ok_or(io::Error::from(io::ErrorKind::NotFound));
-        let result = engine.drain_file(&file).and_then(|()| synced?.sync_all());
+        // Others may have written it since it was taken over.
+        let unchanged = |opened: &File| match is_newer_below(engine, file.number, opened)? {
+            true => Err(io::Error::other(NEWER)),
+            false => Ok(()),
+        };
+        let opened = below.ok_or(io::Error::from(io::ErrorKind::NotFound));
+        let result = opened.and_then(|opened| {
+            unchanged(&opened)?;
+            engine.drain_file(&file)?;
+            opened.sync_all()
+        });
         match result {
             Ok(()) => {
                 recovered.files += 1;

@@ -405,6 +405,8 @@ fn drained(engine: &Arc<Engine>) -> Answer {
     engine.desk().order.hurry(true);
     let result = engine.drain_all();
     engine.desk().order.hurry(false);
+    // What it has is older now.
+    engine.tell_partner();
     match result {
         Ok(()) => Answer::Done,
         Err(failed) => Answer::Failed(failures(&failed)),
@@ -545,9 +547,8 @@ pub fn recover_partner(
     raise_limits(DESCRIPTORS);
     let engine = Arc::new(adopt::open_to_recover(spec)?);
     let begun = lock(&engine.files).by_number.keys().copied().collect();
-    partner::home::note_begun(&at, &begun)
+    let mut recovered = partner::home::while_noted(&at, begun, || adopt::drain(&engine))
         .map_err(|error| CacheError::io("cannot use", &at, error))?;
-    let mut recovered = adopt::drain(&engine);
     give_up(&engine, &mut recovered, discard);
     if recovered.stuck.is_empty() {
         home::remove_one(&at);

@@ -502,8 +502,10 @@ impl Filesystem for Mount {
     }
 
     fn fsyncdir(&self, req: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let node = self.nodes.get(ino.0);
+        let (node, engine) = (self.nodes.get(ino.0), self.engine.clone());
         self.aside(req.uid(), reply, move |_| {
+            // Names that its files have now.
+            engine.tell_partner();
             below::reopen(&node?.fd, rustix::fs::OFlags::RDONLY)?.sync_all()
         });
     }

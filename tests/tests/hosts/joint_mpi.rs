@@ -189,12 +189,12 @@ fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
 
 #[test]
 fn a_rank_of_open_mpi_that_is_killed_at_any_moment_leaves_no_half() {
-    let test = "a_rank_of_open_mpi_that_is_killed_at_any_moment_leaves_no_half";
+    let test = "joint_mpi::a_rank_of_open_mpi_that_is_killed_at_any_moment_leaves_no_half";
     in_a_network_without_time_wait(test, || (), || a_rank_that_is_killed("ompik", &OPEN_MPI));
 }
 
 #[test]
 fn a_rank_of_mpich_that_is_killed_at_any_moment_leaves_no_half() {
-    let test = "a_rank_of_mpich_that_is_killed_at_any_moment_leaves_no_half";
+    let test = "joint_mpi::a_rank_of_mpich_that_is_killed_at_any_moment_leaves_no_half";
     in_a_network_without_time_wait(test, || (), || a_rank_that_is_killed("mpichk", &MPICH));
 }

@@ -9,7 +9,9 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::SystemTime;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 /// Which cache has sent what is there.
 pub(super) const TOKEN: &str = "token";
@@ -21,8 +23,17 @@ pub(super) const BEGUN: &str = "begun";
 /// When a home of a partner was told of last, and what was recovered in part since.
 #[derive(Debug)]
 pub(crate) struct Contact {
-    pub(crate) last: SystemTime,
-    pub(crate) begun: HashSet<u64>,
+    last: SystemTime,
+    /// Files whose recovery has begun, and until when that was under way.
+    begun: HashSet<u64>,
+    until: SystemTime,
+}
+
+impl Contact {
+    /// Returns when the cache, or a recovery here, can have changed a file below last.
+    pub(crate) fn last(&self, file: u64) -> SystemTime {
+        if self.begun.contains(&file) { self.last.max(self.until) } else { self.last }
+    }
 }
 
 /// Makes a partner's folder, or finds it.
@@ -34,23 +45,55 @@ pub(super) fn check(folder: &Path) -> Result<(), CacheError> {
 
 /// Returns what is known of a partner's home; `None` of a home of another kind.
 pub(crate) fn contact(home: &Path) -> io::Result<Option<Contact>> {
+    let is_none = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let last = match fs::metadata(home.join(CONTACT)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_none(&error) && !home.join(TOKEN).exists() => return Ok(None),
+        // It was lost with the node's power: everything below may be newer.
+        Err(error) if is_none(&error) => SystemTime::UNIX_EPOCH,
         meta => meta?.modified()?,
     };
-    let text = fs::read_to_string(home.join(BEGUN)).unwrap_or_default();
-    let begun = text.lines().filter_map(|line| line.parse().ok()).collect();
-    Ok(Some(Contact { last, begun }))
+    let begun = numbers(home);
+    let until = fs::metadata(home.join(BEGUN)).and_then(|meta| meta.modified());
+    Ok(Some(Contact { last, begun, until: until.unwrap_or(SystemTime::UNIX_EPOCH) }))
 }
 
-/// Notes the files whose recovery begins: what it writes changes them.
-pub(crate) fn note_begun(home: &Path, files: &HashSet<u64>) -> io::Result<()> {
+fn numbers(home: &Path) -> HashSet<u64> {
+    let text = fs::read_to_string(home.join(BEGUN)).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+/// Has a recovery done its `work`, with the files noted that it may change, and when it was there
+/// last.
+///
+/// # Errors
+/// They cannot be noted.
+pub(crate) fn while_noted<R>(
+    home: &Path,
+    mut files: HashSet<u64>,
+    work: impl FnOnce() -> R,
+) -> io::Result<R> {
+    files.extend(numbers(home));
     let mut file = File::create(home.join("begun.new"))?;
     for number in files {
         writeln!(file, "{number}")?;
     }
     file.sync_all()?;
-    fs::rename(home.join("begun.new"), home.join(BEGUN))
+    fs::rename(home.join("begun.new"), home.join(BEGUN))?;
+    let now = || file.set_modified(SystemTime::now());
+    let result = thread::scope(|scope| {
+        let (done, wait) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            while wait.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+                // What is changed later than that is left alone.
+                let _ = now();
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    });
+    let _ = now();
+    Ok(result)
 }
 
 /// Returns whether a folder of a partner has something of a cache.

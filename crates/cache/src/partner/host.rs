@@ -11,7 +11,7 @@ use crate::home;
 use crate::journal::{Found, Record, apply};
 use crate::ranges::RangeMap;
 use crate::spec::{TierSpec, home_in};
-use crate::tier::{Tier, lock, make_home, private_folder, punch};
+use crate::tier::{Tier, lock, make_home, private_folder, punch, sync_folder};
 use kedge_keys::{Connection, Keys, Name, Whose};
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -265,6 +265,7 @@ impl Session {
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
         let contact = options.open(home.join(CONTACT))?;
+        sync_folder(&home)?;
         let stream = stream.try_clone()?;
         lock_homes(partner).insert(home.clone(), (hello.token.clone(), stream));
         let mut session = Session {

@@ -79,8 +79,6 @@ pub(crate) struct Link {
     /// What it is to be told before anything else, in this order. Is locked after files' states.
     notes: Mutex<Notes>,
     connected: AtomicBool,
-    /// Whether it ever was: what it has then, this daemon has sent, or has seen there.
-    was_connected: AtomicBool,
     /// When the last answer was heard.
     heard: Mutex<Option<Instant>>,
     sent: AtomicU64,
@@ -172,7 +170,6 @@ impl Link {
             wire: Mutex::default(),
             notes: Mutex::default(),
             connected: AtomicBool::new(false),
-            was_connected: AtomicBool::new(false),
             heard: Mutex::default(),
             sent: AtomicU64::new(0),
             drained: AtomicU64::new(0),
@@ -280,7 +277,7 @@ impl Link {
         **wire = None;
         self.connected.store(false, Ordering::SeqCst);
         lock(&self.notes).waiting.clear();
-        let text = error.to_string();
+        let text: String = error.to_string().chars().filter(|it| !it.is_control()).collect();
         let said = lock(&self.why).replace(text.clone());
         if said.as_ref() != Some(&text) {
             let at = self.address.socket();
@@ -363,24 +360,31 @@ impl Engine {
     /// It cannot be reached, or refuses.
     pub(crate) fn begin_partner(self: &Arc<Engine>) -> Result<(), CacheError> {
         let Some(link) = &self.partner else { return Ok(()) };
+        let failed =
+            |error| CacheError::Tier(format!("the partner {}: {error}", link.address.socket()));
         // What an earlier daemon held may be newer than what the partner has, in parts that this
-        // one cannot tell: with all of it below, nothing there is needed.
-        adopt::drain(self);
-        let mut wire = lock(&link.wire);
-        self.connect_partner(link, &mut wire).map_err(|error| {
-            CacheError::Tier(format!("the partner {}: {error}", link.address.socket()))
-        })
+        // one cannot tell: with all of it below, nothing there is needed. Until then the partner
+        // is to hear nothing, or a recovery there would take what it has for the newest.
+        if let Some(stuck) = adopt::drain(self).stuck.first() {
+            return Err(CacheError::Tier(format!(
+                "what an earlier daemon held is to be below before a partner is used, and cannot \
+                 be written there: {}: {}; see to that, or `kedge cache recover` first",
+                stuck.path, stuck.why
+            )));
+        }
+        self.connect_partner(link).map_err(failed)
     }
 
-    /// The same, with the connection locked.
-    fn connect_partner(
-        &self,
-        link: &Link,
-        wire: &mut MutexGuard<'_, Option<Wire>>,
-    ) -> io::Result<()> {
+    /// Connects, while nothing is connected.
+    fn connect_partner(&self, link: &Link) -> io::Result<()> {
+        // Without the lock: nothing is sent meanwhile, and an fsync does not wait for it.
         let (open, mut held) = link.begin(self.faults.partner)?;
+        let mut wire = lock(&link.wire);
+        if self.desk().stopped {
+            return Err(io::Error::other("the cache ends"));
+        }
         *lock(&link.heard) = open.heard;
-        **wire = Some(open);
+        *wire = Some(open);
         {
             let mut notes = lock(&link.notes);
             notes.waiting.clear();
@@ -388,7 +392,6 @@ impl Engine {
             // Nobody takes it for told in between.
             notes.noted += 1;
         }
-        let goes_on = link.was_connected.swap(true, Ordering::SeqCst);
         // From now on, what is drained is noted.
         link.connected.store(true, Ordering::SeqCst);
         let known: Vec<Arc<CachedFile>> = lock(&self.files).by_number.values().cloned().collect();
@@ -412,17 +415,11 @@ impl Engine {
                 let mut below = RangeMap::default();
                 below.insert(range.clone(), ());
                 for part in state.extents.unwritten_within(range) {
-                    // What it had and newer bytes have taken the place of below is no use. An
-                    // earlier daemon may have sent all of it.
-                    let kept: Vec<_> = match goes_on {
-                        true => {
-                            known.within(part).map(|(range, copied)| (range, copied.sent)).collect()
-                        }
-                        false => vec![(part, 0)],
-                    };
-                    for (part, sent) in kept {
+                    // What it had and newer bytes have taken the place of below is no use.
+                    for (part, copied) in known.within(part) {
                         below.remove(part.clone());
                         // It may be older than what is here.
+                        let sent = copied.sent;
                         state.copied.insert(part, Copied { newest: false, sent });
                     }
                 }
@@ -461,13 +458,15 @@ impl Engine {
             if link.is_connected() && wire.is_some() {
                 let _ = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
             } else if Instant::now() >= again {
-                again = Instant::now() + AGAIN;
-                if let Err(error) = self.connect_partner(link, &mut wire) {
-                    link.lose(&mut wire, &error);
+                *wire = None;
+                drop(wire);
+                if let Err(error) = self.connect_partner(link) {
+                    link.lose(&mut lock(&link.wire), &error);
                 } else {
                     let at = link.address.socket();
                     let _ = writeln!(io::stderr(), "kedge: the partner {at} is there again");
                 }
+                again = Instant::now() + AGAIN;
             }
         }
     }
@@ -490,7 +489,9 @@ impl Engine {
         for tier in &self.tiers {
             tier.sync_cleans()?;
         }
-        told(self.sync_below(file, || opened.sync_data()))?;
+        // When it was changed is what a recovery there goes by, as long as it may know less.
+        let sync = || if link.is_behind() { opened.sync_all() } else { opened.sync_data() };
+        told(self.sync_below(file, sync))?;
         Ok(true)
     }
 
@@ -626,14 +627,18 @@ impl Engine {
     fn settle_node(&self, node: &OwnedFd) -> io::Result<()> {
         let Some(link) = &self.partner else { return Ok(()) };
         loop {
+            let untold = || lock(&link.heard).is_none_or(|heard| heard.elapsed() > UNTOLD);
+            if !link.is_connected() && untold() {
+                // A later session tells all that was noted before it counts.
+                return below::touch(node);
+            }
             let mut wire = lock(&link.wire);
             let told = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
-            let heard = *lock(&link.heard);
             drop(wire);
             if let Some(Ok(())) = told {
                 return Ok(());
             }
-            if heard.is_none_or(|heard| heard.elapsed() > UNTOLD) {
+            if untold() {
                 return below::touch(node);
             }
             thread::sleep(Duration::from_millis(50));
@@ -684,6 +689,14 @@ impl Engine {
     pub(crate) fn tell_partner_identity(&self, file: &CachedFile, state: &State) {
         if let Some(link) = self.partner.as_ref().filter(|_| state.at_partner) {
             link.note(Record::File(file.number, crate::engine::identity(file, state)));
+        }
+    }
+
+    /// Has the partner know by now what it is to be told, if it is there.
+    pub(crate) fn tell_partner(&self) {
+        let Some(link) = self.partner.as_ref().filter(|link| link.is_connected()) else { return };
+        if link.is_behind() {
+            let _ = link.with(&mut lock(&link.wire), |wire| wire.ask(&Said::Beat));
         }
     }
 

@@ -78,7 +78,7 @@ fn begun(engine: &Arc<Engine>) -> &Link {
 /// As the daemon does where the connection was lost.
 fn reconnect(engine: &Engine) {
     let link = engine.partner.as_ref().expect("a partner");
-    engine.connect_partner(link, &mut lock(&link.wire)).expect("it is there");
+    engine.connect_partner(link).expect("it is there");
 }
 
 fn beat(engine: &Engine) {
