@@ -349,6 +349,30 @@ fn a_new_daemon_goes_on_and_another_boot_is_refused() {
     lose_node(&scratch, third);
 }
 
+/// The partner hears nothing as long as what is newer than what it has is not below: a recovery
+/// there would take what it has for the newest.
+#[test]
+fn a_daemon_that_cannot_drain_has_no_partner() {
+    let scratch = Scratch::new("partnerstuck");
+    let (_partner, address) = partner(&scratch, None);
+    let first = engine(&scratch, &address, "");
+    begun(&first);
+    let handle = open(&first, &scratch.below("a"));
+    write(&first, &handle, 0, b"older");
+    fsync(&first, &handle);
+    write(&first, &handle, 0, b"newer");
+    drop((handle, first));
+    let full = scratch.0.join("full");
+    fs::write(&full, "").expect("a file");
+    let second = engine(&scratch, &address, &format!("eio={}", full.display()));
+    let refused = second.begin_partner().expect_err("not all is below").to_string();
+    assert!(refused.contains("is to be below") && !status(&second).connected, "{refused}");
+    fs::remove_file(&full).expect("it is there");
+    begun(&second);
+    assert_eq!((status(&second).holds, below(&scratch, "a")), (0, b"newer".to_vec()));
+    second.end_partner().expect("told");
+}
+
 #[test]
 fn a_full_partner_has_fsync_drain() {
     let scratch = Scratch::new("partnerfull");
@@ -394,6 +418,10 @@ fn what_was_changed_below_since_is_not_overwritten() {
     let recovered = recover(&scratch).expect("looked at");
     assert!(recovered.stuck[0].why.contains("changed below"), "{recovered:?}");
     assert_eq!(below(&scratch, "a"), b"");
+    // Where it is not known when the partner was told last, all below may be newer.
+    fs::remove_file(home.join("contact")).expect("it is there");
+    let recovered = recover(&scratch).expect("looked at");
+    assert!(recovered.stuck[0].why.contains("changed below"), "{recovered:?}");
     let given_up = recover_partner(&under, &kept(&scratch), Some(Discard::All));
     assert_eq!(given_up.expect("given up").discarded.len(), 1);
 }
