@@ -10,6 +10,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,11 @@ pub struct Slurm {
     daemons: Vec<Child>,
     folder: PathBuf,
     pub cluster: Cluster,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// One at a time: its daemons kill what takes seconds longer than they allow.
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Slurm {
     /// So many nodes, called a1, b1, …; `None` where there can be none, which is counted.
@@ -35,6 +40,7 @@ impl Slurm {
             left_out(name, &format!("no {missing}: scripts/setup --tests"));
             return None;
         }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = Cluster::of_sites(name, user, &[nodes])?;
         if user == User::Nobody {
             cluster.world.give_home_away();
@@ -44,7 +50,7 @@ impl Slurm {
         for part in ["state", "spool", "log"] {
             fs::create_dir_all(folder.join(part)).expect("a folder");
         }
-        let mut slurm = Slurm { daemons: Vec::new(), folder, cluster };
+        let mut slurm = Slurm { daemons: Vec::new(), folder, cluster, _alone: alone };
         slurm.configure(nodes);
         slurm.start(nodes);
         Some(slurm)
