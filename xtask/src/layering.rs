@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 17] = [
+const WITHOUT_UNSAFE: [&str; 18] = [
     "cache",
     "cli",
     "control",
@@ -15,6 +15,7 @@ const WITHOUT_UNSAFE: [&str; 17] = [
     "gpu-image",
     "holder",
     "image",
+    "k8s",
     "kernel-cache",
     "pages",
     "pmi",

@@ -5,6 +5,7 @@ pub mod abi;
 pub mod arena;
 pub mod attribute;
 pub mod error;
+pub mod granted;
 pub mod graph;
 pub mod handle;
 pub mod memory;
