@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-power soak-checkpoints soak-interrupts check deny package package-test docs install uninstall clean
+.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-power soak-checkpoints soak-interrupts check deny package package-test image docs install uninstall clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,10 @@ package: ## a tarball, a .deb, an .rpm and a wheel in target/package (a long bui
 package-test: ## try the packages in a bare Debian and a virtual environment, without network (as root)
 	@scripts/setup --packages
 	@scripts/package-test
+
+image: build ## an OCI image of kedge in target/package, for podman load (as root; takes debootstrap)
+	@scripts/setup --packages
+	@scripts/image
 
 docs: build ## the site in target/docs/site, by mdBook (built into .tools/ first)
 	@[ -x .tools/mdbook/bin/mdbook ] || cargo install --quiet --locked --root .tools/mdbook --no-default-features --features search mdbook@0.4.52

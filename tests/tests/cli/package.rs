@@ -26,7 +26,7 @@ fn text(mut command: Command) -> String {
 fn built(world: &World) -> PathBuf {
     let built = world.0.join("built");
     fs::create_dir_all(&built).expect("a folder");
-    for part in ["kedge-proxy", "libkedge_cuda.so", "libkedge_nvml.so"] {
+    for part in ["kedge-proxy", "kedge-k8s", "libkedge_cuda.so", "libkedge_nvml.so"] {
         fs::write(built.join(part), part).expect("a file");
     }
     // Small: a wheel of the real one would take half a minute.
@@ -88,7 +88,8 @@ fn the_list_is_what_is_installed() {
     with_record.insert(RECORD.into());
     assert_eq!(below(&prefix, false), with_record);
     for file in &listed {
-        let program = file.starts_with("bin/") || file.contains("kedge-proxy");
+        let part = file.starts_with("lib/kedge/kedge-");
+        let program = file.starts_with("bin/") || part;
         let expected = if program || file.ends_with(".so") { 0o755 } else { 0o644 };
         assert_eq!(mode(&prefix.join(file)), expected, "{file}");
     }
@@ -225,7 +226,7 @@ assert b"\nTag: py3-none-manylinux_2_34_x86_64\n" in wheel.read(info + "WHEEL")
 assert wheel.read(info + "entry_points.txt") == b"[console_scripts]\nkedge = kedge_command:main\n"
 for entry in wheel.infolist():
     mode = entry.external_attr >> 16
-    program = "/bin/" in entry.filename or entry.filename.endswith((".so", "-proxy"))
+    program = "/bin/" in entry.filename or entry.filename.endswith((".so", "-proxy", "-k8s"))
     assert mode == (0o100755 if program else 0o100644), (entry.filename, oct(mode))
     os.chmod(wheel.extract(entry, folder), mode & 0o777)
 said = subprocess.check_output([sys.executable, "-m", "kedge_command", "--version"], cwd=folder)
