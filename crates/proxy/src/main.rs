@@ -14,7 +14,7 @@ use kedge_proxy::{ServeError, end_orderly};
 use kedge_socket::{Channel, SocketError};
 use std::io::Write;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -29,6 +29,9 @@ fn main() -> ExitCode {
     };
     if options.far {
         return serve_far(&options);
+    }
+    if options.detach {
+        return serve_detached(options);
     }
     if let Some(hold) = &options.hold {
         return hold_memory(hold, &options);
@@ -69,6 +72,39 @@ fn serve_far(options: &Options) -> ExitCode {
     match remote::far::serve(TcpStream::from(line), Channel::new(control), options) {
         Ok(()) | Err(FarError::NoDevice(_)) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+/// Serves the program that has started it, whose socket is standard input. The process that the
+/// program knows of ends at once; another serves, which is no child of the program's: a program may
+/// wait for all of its children.
+fn serve_detached(options: Options) -> ExitCode {
+    // SAFETY: this process has one thread as yet, so that the child may call anything.
+    match unsafe { libc::fork() } {
+        -1 => return fail(&std::io::Error::last_os_error().to_string()),
+        0 => {}
+        _ => return ExitCode::SUCCESS,
+    }
+    out_of_the_server();
+    let taken = std::fs::File::open("/dev/null").and_then(|null| {
+        let client = std::io::stdin().as_fd().try_clone_to_owned()?;
+        // SAFETY: both numbers are open descriptors; standard input has no other owner.
+        if unsafe { libc::dup2(null.as_raw_fd(), 0) } < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(client)
+    });
+    let client = match taken {
+        Ok(client) => client,
+        Err(error) => return fail(&error.to_string()),
+    };
+    no_new_rights();
+    ignore_signals();
+    one_heap();
+    let _ = std::env::set_current_dir("/");
+    match run(client, None, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
     }
 }
 

@@ -46,6 +46,9 @@ pub struct Options {
     pub management: bool,
     /// Its client is on another machine: it has a line instead of `fd`.
     pub far: bool,
+    /// A program started it for itself, without a supervisor: standard input is the client's
+    /// socket, in the place of `fd`, and it leaves the program's family.
+    pub detach: bool,
     /// How long to try to go on with a session whose line was cut.
     pub reconnect: Duration,
     /// The devices that such a client will choose.
@@ -80,7 +83,7 @@ pub enum OptionsError {
 
 impl Options {
     /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`,
-    /// `--warm`, `--management`, `--far` and `--pci-order`.
+    /// `--warm`, `--management`, `--far`, `--detach` and `--pci-order`.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -92,6 +95,7 @@ impl Options {
             warm: false,
             management: false,
             far: false,
+            detach: false,
             reconnect: Duration::from_secs(60),
             choice: DeviceChoice::default(),
             backend: BackendConfig {
@@ -132,6 +136,10 @@ impl Options {
                 }
                 "--far" => {
                     options.far = true;
+                    continue;
+                }
+                "--detach" => {
+                    options.detach = true;
                     continue;
                 }
                 "--pci-order" => {
@@ -207,7 +215,7 @@ impl Options {
             }
         }
         options.fd = match fd {
-            None if options.far || options.hold.is_some() => -1,
+            None if options.far || options.detach || options.hold.is_some() => -1,
             fd => fd.ok_or(OptionsError::NoFd)?,
         };
         Ok(options)

@@ -12,6 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 mod device;
+mod own;
 pub(crate) use device::Device;
 
 /// What cuInit made. Lives as long as the process.
@@ -96,12 +97,17 @@ extern "C" fn in_forked_child() {
 }
 
 fn connect() -> Result<Session, CuError> {
-    let Some(socket) = std::env::var_os("KEDGE_SOCKET") else {
-        log::line("cuInit: KEDGE_SOCKET is not set; start the program with `kedge run`");
-        return Err(CuError::NO_DEVICE);
-    };
     let program = std::env::args().next().unwrap_or_default();
-    let connected = Client::connect(Path::new(&socket), &program, device_choice());
+    let connected = match std::env::var_os("KEDGE_SOCKET") {
+        Some(socket) => Client::connect(Path::new(&socket), &program, device_choice()),
+        None => {
+            let proxy = own::start().map_err(|error| {
+                log::line(&format!("cuInit: {error}"));
+                CuError::NO_DEVICE
+            })?;
+            Client::connect_over(proxy, &program, device_choice())
+        }
+    };
     let (client, welcome) = connected.map_err(|error| match error {
         // The proxy has said it in the log.
         ConnectError::Refused { code, .. } => *REFUSED.get_or_init(|| code),

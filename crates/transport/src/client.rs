@@ -59,11 +59,20 @@ impl Client {
     ) -> Result<(Client, Welcome), ConnectError> {
         let stream = address::connect(socket)
             .map_err(|source| ConnectError::Socket { path: socket.to_owned(), source })?;
+        Client::connect_over(stream.into(), program, choice)
+    }
+
+    /// As [`Client::connect`], over a socket that leads to a proxy already.
+    pub fn connect_over(
+        socket: OwnedFd,
+        program: &str,
+        choice: DeviceChoice,
+    ) -> Result<(Client, Welcome), ConnectError> {
         let shared = memory::create_shared_arena()
             .map_err(|source| ConnectError::System { what: "make the shared arena", source })?;
         memory::map_shared_arena(shared.as_fd())?;
         memory::reserve_device_arenas()?;
-        Client::handshake(stream.into(), shared, program, choice)
+        Client::handshake(socket, shared, program, choice)
     }
 
     /// The handshake alone, over a connected socket and without arenas: for tests.
