@@ -2,6 +2,7 @@
 
 use kedge_control::gpu::GpuSpec;
 use kedge_control::machine::Machine;
+use kedge_cuda_types::granted;
 use kedge_supervisor::Parts;
 use kedge_supervisor::policy::JobGpu;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -35,7 +36,7 @@ pub(crate) fn look() -> Result<Machine, String> {
 pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Result<Gpu, String> {
     match asked.and_then(|spec| spec.refuse_several("this command")) {
         Some(refused) => Err(refused),
-        None => resolve_on(asked, soft_only, look),
+        None => resolve_on(asked, soft_only, granted(), look),
     }
 }
 
@@ -59,7 +60,7 @@ pub(crate) fn of_job(
     };
     // Each is tried to be reached before anything is started.
     asked.map(GpuSpec::places).unwrap_or_default().iter().try_for_each(is_there)?;
-    let Gpu { spec, default } = resolve_on(asked, soft_only, look)?;
+    let Gpu { spec, default } = resolve_on(asked, soft_only, granted(), look)?;
     Ok((JobGpu::Devices(spec), default))
 }
 
@@ -96,9 +97,15 @@ fn not_soft(what: &str, gpu: &str) -> String {
     )
 }
 
+/// The software devices that this container was given.
+fn granted() -> u32 {
+    granted::count(std::env::vars_os())
+}
+
 fn resolve_on(
     asked: Option<&GpuSpec>,
     soft_only: Option<&str>,
+    granted: u32,
     machine: impl FnOnce() -> Result<Machine, String>,
 ) -> Result<Gpu, String> {
     Ok(match (asked, soft_only) {
@@ -106,6 +113,11 @@ fn resolve_on(
             return Err(not_soft(what, &spec.to_string()));
         }
         (Some(spec), _) => Gpu { spec: spec.clone(), default: None },
+        (None, _) if granted > 0 => {
+            let spec = GpuSpec::Soft { devices: granted, apart: false };
+            let why = format!("this container was given {granted} ({}…)", granted::PREFIX);
+            Gpu { spec, default: Some(why) }
+        }
         (None, Some(what)) => {
             let spec = GpuSpec::Soft { devices: 1, apart: false };
             Gpu { spec, default: Some(format!("{what} is about software devices")) }
@@ -129,19 +141,22 @@ mod tests {
         };
         let local: GpuSpec = "local".parse().unwrap();
         let two: GpuSpec = "soft:2".parse().unwrap();
-        let found = |asked, what| resolve_on(asked, what, gpus).ok();
-        let asked = resolve_on(Some(&two), Some("--soft-memory"), gpus).ok();
+        let found = |asked, what| resolve_on(asked, what, 0, gpus).ok();
+        let asked = resolve_on(Some(&two), Some("--soft-memory"), 0, gpus).ok();
         assert_eq!(asked, Some(Gpu { spec: two, default: None }));
         assert_eq!(found(None, None).map(|gpu| gpu.spec), Some(local.clone()));
         let soft = found(None, Some("--soft-memory"));
         assert_eq!(soft.map(|gpu| gpu.spec.to_string()).as_deref(), Some("soft"));
-        let plain = resolve_on(None, None, || Ok(Machine::default())).unwrap();
+        let plain = resolve_on(None, None, 0, || Ok(Machine::default())).unwrap();
         assert_eq!(plain.spec.to_string(), "soft");
         assert!(plain.default.unwrap().contains("no GPU"));
         // Devices that are named need nobody who knows the machine.
         let nobody = || Err("nobody knows".to_owned());
-        assert!(resolve_on(None, None, nobody).is_err());
-        assert!(resolve_on(Some(&local), None, nobody).is_ok());
+        assert!(resolve_on(None, None, 0, nobody).is_err());
+        assert!(resolve_on(Some(&local), None, 3, nobody).is_ok());
+        // A container's own devices come before its machine's.
+        let given = resolve_on(None, None, 3, gpus).unwrap();
+        assert_eq!(given.spec.to_string(), "soft:3");
         // What would mean nothing is refused.
         assert!(found(Some(&local), Some("--soft-memory")).is_none());
         assert!(of_job(Some(&JobGpu::None), Some("--soft-memory")).is_err());

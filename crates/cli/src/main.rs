@@ -4,6 +4,7 @@
 mod balance;
 mod bench;
 mod cache;
+mod cdi;
 mod check;
 mod checkpoint;
 mod child;
@@ -18,6 +19,7 @@ mod failure;
 mod gpu;
 mod http;
 mod images;
+mod k8s;
 mod kernel_cache;
 mod keys;
 mod kill;
@@ -125,6 +127,8 @@ enum Command {
     Balance(balance::BalanceArgs),
     Warm(warm::WarmArgs),
     Serve(serve::ServeArgs),
+    Cdi(cdi::CdiArgs),
+    K8s(k8s::K8sArgs),
     Keys(keys::KeysArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
@@ -184,6 +188,8 @@ fn main() -> ExitCode {
         Command::Balance(args) => balance::run(&args).map(done),
         Command::Swap(args) => swap::run(&args).map(done),
         Command::Warm(args) => warm::run(&args).map(done),
+        Command::Cdi(args) => cdi::run(&args).map(done),
+        Command::K8s(args) => k8s::run(&args).map(done),
         Command::Serve(args) => serve::run(&args).map(done),
         Command::Keys(args) => keys::run(&args).map(done),
         Command::Images(args) => images::run(&args).map(done),

@@ -15,6 +15,7 @@ pub struct Parts {
 const SHIM: &str = "libkedge_cuda.so";
 const NVML: &str = "libkedge_nvml.so";
 const PROXY: &str = "kedge-proxy";
+const PLUGIN: &str = "kedge-k8s";
 
 #[derive(Debug, Error)]
 pub enum PartsError {
@@ -29,6 +30,14 @@ impl Parts {
         let places = places();
         let nvml = find_in(&places, NVML).ok();
         Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)?, nvml })
+    }
+
+    /// The device plugin for Kubernetes, in the same places.
+    ///
+    /// # Errors
+    /// It is in none of them.
+    pub fn plugin() -> Result<PathBuf, PartsError> {
+        find_in(&places(), PLUGIN)
     }
 }
 
