@@ -12,6 +12,7 @@ mod explain;
 mod gpu_page;
 mod kernel_cache;
 mod kernel_faults;
+mod kubernetes;
 mod limits;
 mod management;
 mod metrics;

@@ -1,8 +1,6 @@
 //! Devices of containers, without a container tool: what `kedge cdi` and `kedge k8s plugin` tell
 //! such a tool is done here by hand, and the commands of examples/kubernetes are run on two "nodes"
 //! that have files of their own. The plugin itself is tried in crates/k8s.
-#![forbid(unsafe_code)]
-
 use kedge_left_out::left_out;
 use kedge_tests::job::Job;
 use kedge_tests::world::{World, failure, is_root, stderr};
