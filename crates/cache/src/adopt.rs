@@ -8,6 +8,7 @@ use crate::engine::{Engine, Lost, Unclaimed};
 use crate::extents::{TIERS, TierIndex};
 use crate::file::{CachedFile, Keeping};
 use crate::journal::{self, Held, Replay};
+use crate::partner::home::Contact;
 use crate::ranges::RangeMap;
 use crate::shadow::{Shadow, part_of};
 use crate::spec::{Medium, Spec};
@@ -364,13 +365,16 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
 /// Returns whether a file was changed below after a partner was told of it last, which may lack
 /// later bytes then. What is asked is the file system, not what this node remembers of it.
 fn is_newer_below(engine: &Engine, file: u64, opened: &File) -> io::Result<bool> {
-    let mut contacts = engine.tiers.iter().filter_map(|tier| tier.contact.as_ref());
-    let Some(contact) = contacts.next() else { return Ok(false) };
+    let Some(contact) = contact_of(engine) else { return Ok(false) };
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     let stat = rustix::fs::statx(opened, "", flags, StatxFlags::CTIME)?;
     let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
-    let last = contact.last(file).duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Ok(changed > last.saturating_add(SKEW))
+    Ok(changed > contact.last(file).saturating_add(SKEW))
+}
+
+/// Returns what is known of the partner whose home is recovered, if one is.
+fn contact_of(engine: &Engine) -> Option<&Contact> {
+    engine.tiers.iter().find_map(|tier| tier.contact.as_ref())
 }
 
 /// Drains all that was taken over, and has the disk below have it.
@@ -394,8 +398,14 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
         let opened = below.ok_or(io::Error::from(io::ErrorKind::NotFound));
         let result = opened.and_then(|opened| {
             unchanged(&opened)?;
-            engine.drain_file(&file)?;
-            opened.sync_all()
+            let write = || {
+                engine.drain_file(&file)?;
+                opened.sync_all()
+            };
+            match contact_of(engine) {
+                Some(contact) => contact.while_writing(file.number, write),
+                None => write(),
+            }
         });
         match result {
             Ok(()) => {

@@ -3,7 +3,7 @@
 use crate::CacheError;
 use crate::adopt::{self, Recovered};
 use crate::control::{self, Answer, Ask, SOCKET};
-use crate::engine::{Engine, Unclaimed};
+use crate::engine::Engine;
 use crate::faults::Faults;
 use crate::home;
 use crate::mount::Mount;
@@ -546,9 +546,7 @@ pub fn recover_partner(
     };
     raise_limits(DESCRIPTORS);
     let engine = Arc::new(adopt::open_to_recover(spec)?);
-    let begun = lock(&engine.files).by_number.keys().copied().collect();
-    let mut recovered = partner::home::while_noted(&at, begun, || adopt::drain(&engine))
-        .map_err(|error| CacheError::io("cannot use", &at, error))?;
+    let mut recovered = adopt::drain(&engine);
     give_up(&engine, &mut recovered, discard);
     if recovered.stuck.is_empty() {
         home::remove_one(&at);
@@ -558,11 +556,15 @@ pub fn recover_partner(
     Ok(recovered)
 }
 
-/// Gives up what `discard` says, if nothing else is left.
+/// Gives up what `discard` says: all, or what is surely gone if nothing else is left.
 fn give_up(engine: &Engine, recovered: &mut Recovered, discard: Option<Discard>) {
-    let given_up =
-        |lost: &&Unclaimed| discard.is_some_and(|what| what == Discard::All || lost.lost.gone);
-    if recovered.stuck.len() == engine.unclaimed.iter().filter(given_up).count() {
+    let gone = engine.unclaimed.iter().filter(|lost| lost.lost.gone).count();
+    let given_up = match discard {
+        None => false,
+        Some(Discard::Gone) => recovered.stuck.len() == gone,
+        Some(Discard::All) => true,
+    };
+    if given_up {
         recovered.discarded = std::mem::take(&mut recovered.stuck);
     }
 }

@@ -531,6 +531,9 @@ fn recover(args: &RecoverArgs) -> Result<(), Failure> {
         Some(folder) => daemon::recover_partner(&under, &std::path::absolute(folder)?, discard)?,
         None => daemon::recover(&under, &disks?, discard)?,
     };
+    if let Some(why) = &recovered.at_partner {
+        output::complain(&output::harmless(why));
+    }
     if args.json {
         output::json(&recovered)?;
     } else {
@@ -558,15 +561,11 @@ fn recover(args: &RecoverArgs) -> Result<(), Failure> {
             first.why
         )));
     }
-    match recovered.at_partner.as_deref().map(output::harmless) {
-        // What was to be given up is.
-        Some(why) if discard == Some(Discard::All) => output::complain(&why),
-        Some(why) => {
-            return Err(Failure::new(format!(
-                "{why}; this command again tells it, and `--discard=all` gives that up"
-            )));
-        }
-        None => {}
+    // What was to be given up is.
+    if recovered.at_partner.is_some() && discard != Some(Discard::All) {
+        return Err(Failure::new(
+            "all is below, and its partner does not know it (`--discard=all` gives that up)",
+        ));
     }
     Ok(())
 }

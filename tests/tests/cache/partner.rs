@@ -153,7 +153,7 @@ fn a_partner_that_goes_has_fsync_drain_and_what_is_drained_is_given_up() {
     assert!(!stopped.status.success() && said.contains("may keep"), "{said}");
     let untold = cached.output("recover");
     let said = stderr(&untold);
-    assert!(!untold.status.success() && said.contains("this command again"), "{said}");
+    assert!(!untold.status.success() && said.contains("its partner does not know it"), "{said}");
     let mut command = cached.world.kedge(&["cache", "recover", "--discard=all", "--under"]);
     let given_up = command.arg(&cached.under).output().expect("kedge");
     assert!(given_up.status.success(), "{}", stderr(&given_up));

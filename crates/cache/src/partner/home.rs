@@ -4,11 +4,12 @@ use super::host::blocks;
 use crate::CacheError;
 use crate::home;
 use crate::spec::home_in;
-use crate::tier::{check_folder, private_folder};
-use std::collections::HashSet;
+use crate::tier::{check_folder, lock, private_folder};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -17,23 +18,62 @@ use std::time::{Duration, SystemTime};
 pub(super) const TOKEN: &str = "token";
 /// When the cache was there last: when this was changed.
 pub(super) const CONTACT: &str = "contact";
-/// The numbers of files whose recovery has begun.
+/// The numbers of files whose recovery has begun, and when it was under way.
 pub(super) const BEGUN: &str = "begun";
 
-/// When a home of a partner was told of last, and what was recovered in part since.
+/// When a home of a partner was told of last, and what was recovered of it in part since.
 #[derive(Debug)]
 pub(crate) struct Contact {
+    home: PathBuf,
     last: SystemTime,
-    /// Files whose recovery has begun, and until when that was under way.
-    begun: HashSet<u64>,
-    until: SystemTime,
+    /// The files that a recovery has begun to write, and when it did so last, in seconds since
+    /// 1970.
+    begun: Mutex<HashMap<u64, u64>>,
 }
 
 impl Contact {
-    /// Returns when the cache, or a recovery here, can have changed a file below last.
-    pub(crate) fn last(&self, file: u64) -> SystemTime {
-        if self.begun.contains(&file) { self.last.max(self.until) } else { self.last }
+    /// Returns when the cache, or a recovery of it here, can have changed a file below last, in
+    /// seconds since 1970.
+    pub(crate) fn last(&self, file: u64) -> u64 {
+        let begun = lock(&self.begun).get(&file).copied().unwrap_or(0);
+        seconds(self.last).max(begun)
     }
+
+    /// Has a recovery write a file: what it changes is no change of others.
+    ///
+    /// # Errors
+    /// Those of `work`, or it cannot be noted.
+    pub(crate) fn while_writing(
+        &self,
+        file: u64,
+        work: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let path = self.home.join(BEGUN);
+        let mut notes = File::options().append(true).create(true).open(path)?;
+        let mut note = || {
+            let now = seconds(SystemTime::now());
+            lock(&self.begun).insert(file, now);
+            writeln!(notes, "{file} {now}").and_then(|()| notes.sync_data())
+        };
+        note()?;
+        thread::scope(|scope| {
+            let (done, wait) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                while wait.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+                    // What comes later than the last that was noted counts as others'.
+                    let _ = note();
+                }
+                let _ = note();
+            });
+            let result = work();
+            drop(done);
+            result
+        })
+    }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Makes a partner's folder, or finds it.
@@ -52,48 +92,13 @@ pub(crate) fn contact(home: &Path) -> io::Result<Option<Contact>> {
         Err(error) if is_none(&error) => SystemTime::UNIX_EPOCH,
         meta => meta?.modified()?,
     };
-    let begun = numbers(home);
-    let until = fs::metadata(home.join(BEGUN)).and_then(|meta| meta.modified());
-    Ok(Some(Contact { last, begun, until: until.unwrap_or(SystemTime::UNIX_EPOCH) }))
-}
-
-fn numbers(home: &Path) -> HashSet<u64> {
     let text = fs::read_to_string(home.join(BEGUN)).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).collect()
-}
-
-/// Has a recovery done its `work`, with the files noted that it may change, and when it was there
-/// last.
-///
-/// # Errors
-/// They cannot be noted.
-pub(crate) fn while_noted<R>(
-    home: &Path,
-    mut files: HashSet<u64>,
-    work: impl FnOnce() -> R,
-) -> io::Result<R> {
-    files.extend(numbers(home));
-    let mut file = File::create(home.join("begun.new"))?;
-    for number in files {
-        writeln!(file, "{number}")?;
-    }
-    file.sync_all()?;
-    fs::rename(home.join("begun.new"), home.join(BEGUN))?;
-    let now = || file.set_modified(SystemTime::now());
-    let result = thread::scope(|scope| {
-        let (done, wait) = mpsc::channel::<()>();
-        scope.spawn(move || {
-            while wait.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
-                // What is changed later than that is left alone.
-                let _ = now();
-            }
-        });
-        let result = work();
-        drop(done);
-        result
+    let begun = text.lines().filter_map(|line| {
+        let (file, when) = line.split_once(' ')?;
+        Some((file.parse().ok()?, when.parse().ok()?))
     });
-    let _ = now();
-    Ok(result)
+    let begun = Mutex::new(begun.collect());
+    Ok(Some(Contact { home: home.to_owned(), last, begun }))
 }
 
 /// Returns whether a folder of a partner has something of a cache.

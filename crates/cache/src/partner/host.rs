@@ -12,7 +12,7 @@ use crate::journal::{Found, Record, apply};
 use crate::ranges::RangeMap;
 use crate::spec::{TierSpec, home_in};
 use crate::tier::{Tier, lock, make_home, private_folder, punch, sync_folder};
-use kedge_keys::{Connection, Keys, Name, Whose};
+use kedge_keys::{Connection, Fingerprint, Keys, Name, Whose};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
@@ -31,6 +31,8 @@ const MOST: usize = 256;
 const OPENING: Duration = Duration::from_secs(10);
 /// A cache says that it is there each second; after so long it is not.
 const SILENCE: Duration = Duration::from_secs(30);
+/// How often a key is looked at again.
+const RECHECK: Duration = Duration::from_secs(1);
 /// How long a home's session before may take to end.
 const CHANGE: Duration = Duration::from_secs(5);
 /// How long to wait where descriptors are used up.
@@ -145,11 +147,11 @@ impl Partner {
     }
 
     /// Finds out whose a connection is: a pinned key's, or this user's own from this machine.
-    fn identify(&self, mut stream: TcpStream) -> io::Result<(String, Connection)> {
+    fn identify(&self, mut stream: TcpStream) -> io::Result<(Vouched, Connection)> {
         stream.set_nodelay(true)?;
         if stream.peer_addr()?.ip().to_canonical().is_loopback() {
             return match kedge_keys::whose(&stream)? {
-                Whose::Own => Ok((HERE.into(), stream.into())),
+                Whose::Own => Ok((Vouched::here(), stream.into())),
                 _ => Err(other("a connection of another user: refused")),
             };
         }
@@ -159,23 +161,17 @@ impl Partner {
         let pins = Arc::new(pins.map_err(io::Error::other)?);
         let (name, secrets) =
             kedge_keys::accept(&mut stream, &own, &pins, OPENING).map_err(io::Error::other)?;
-        Ok((name.to_string(), Connection::new(stream, Some(secrets))?))
-    }
-
-    /// Checks that the key of a session was not revoked since it began.
-    fn check_key(&self, key: &str) -> io::Result<()> {
-        let Some(keys) = self.spec.keys.as_ref().filter(|_| key != HERE) else { return Ok(()) };
-        let (name, pins) = (key.parse::<Name>(), keys.pins().map_err(io::Error::other)?);
-        match name.ok().and_then(|name| pins.fingerprint(&name)) {
-            Some(_) => Ok(()),
-            None => Err(other("its key is pinned no more: refused")),
-        }
+        let certificate = pins.fingerprint(&name).ok_or_else(|| other("its key is revoked"))?;
+        let shown = Some((name.clone(), certificate));
+        let vouched = Vouched { key: name.to_string(), shown, checked: Instant::now() };
+        Ok((vouched, Connection::new(stream, Some(secrets))?))
     }
 
     fn session(self: &Arc<Partner>, stream: TcpStream, say: fn(&str)) -> io::Result<()> {
         stream.set_read_timeout(Some(OPENING))?;
         stream.set_write_timeout(Some(OPENING))?;
-        let (key, mut connection) = self.identify(stream)?;
+        let (vouched, mut connection) = self.identify(stream)?;
+        let key = vouched.key.clone();
         connection.read_until(Instant::now() + OPENING);
         let Said::Hello(hello) = Said::read(&mut connection)? else {
             return Err(other("it does not say whose cache it is"));
@@ -183,13 +179,44 @@ impl Partner {
         match Session::open(self, &key, &hello, connection.stream()) {
             Ok(mut session) => {
                 say(&format!("{key}: the cache of {:?} of {}", hello.under, hello.node));
-                session.serve(connection)
+                session.serve(connection, vouched)
             }
             Err(error) => {
                 Said::Failed(error.to_string()).write(&mut connection)?;
                 Err(error)
             }
         }
+    }
+}
+
+/// Whose a session is.
+#[derive(Debug)]
+struct Vouched {
+    key: String,
+    /// What was shown for it, unless the session is of this machine.
+    shown: Option<(Name, Fingerprint)>,
+    checked: Instant,
+}
+
+impl Vouched {
+    fn here() -> Vouched {
+        Vouched { key: HERE.into(), shown: None, checked: Instant::now() }
+    }
+
+    /// Checks once a second that what was shown is still pinned, and not revoked.
+    fn check(&mut self, keys: Option<&Keys>) -> io::Result<()> {
+        let Some((name, certificate)) = &self.shown else { return Ok(()) };
+        let since = self.checked.elapsed();
+        if since < RECHECK {
+            return Ok(());
+        }
+        match keys.map(Keys::pins) {
+            Some(Ok(pins)) if pins.counts(name, *certificate) => self.checked = Instant::now(),
+            // For a moment they may not be readable.
+            Some(Err(_)) if since < SILENCE => {}
+            _ => return Err(other("its key is pinned no more: refused")),
+        }
+        Ok(())
     }
 }
 
@@ -316,7 +343,7 @@ impl Session {
         Ok(())
     }
 
-    fn serve(&mut self, connection: Connection) -> io::Result<()> {
+    fn serve(&mut self, connection: Connection, mut vouched: Vouched) -> io::Result<()> {
         let mut connection = BufReader::new(connection);
         for (file, found) in &self.files {
             for (range, _) in found.parts.iter() {
@@ -329,6 +356,7 @@ impl Session {
         loop {
             connection.get_mut().read_until(Instant::now() + SILENCE);
             let said = Said::read(&mut connection)?;
+            vouched.check(self.partner.spec.keys.as_ref())?;
             // It has heard the answer before, or would not go on.
             if let Some(answered) = self.answered.take() {
                 self.contact.set_modified(answered)?;
@@ -354,7 +382,6 @@ impl Session {
                     Err(error) => Said::Failed(error.to_string()),
                 },
                 Said::Beat => {
-                    self.partner.check_key(&self.key)?;
                     self.give_back()?;
                     Said::Done
                 }

@@ -15,6 +15,7 @@ pub use wire::check_bytes;
 use crate::CacheError;
 use crate::adopt;
 use crate::below;
+use crate::control::Stuck;
 use crate::engine::Engine;
 use crate::file::{CachedFile, Copied, State};
 use crate::journal::Record;
@@ -43,6 +44,8 @@ const TOKEN: &str = "partner-token";
 /// How long a connection, and each answer, may take: an fsync drains then.
 const LIMIT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(20);
+/// What a partner answers that is there, and has no room for this cache.
+const REFUSED: io::ErrorKind = io::ErrorKind::PermissionDenied;
 /// How often the partner is told that the cache is there, and a lost one is tried again.
 const BEAT: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(2);
@@ -74,6 +77,8 @@ pub struct PartnerStatus {
 pub(crate) struct Link {
     address: PartnerAddress,
     hello: Hello,
+    /// Whoever begins a session has this, and before the wire.
+    connecting: Mutex<()>,
     /// Is locked before any file's state.
     wire: Mutex<Option<Wire>>,
     /// What it is to be told before anything else, in this order. Is locked after files' states.
@@ -167,6 +172,7 @@ impl Link {
         Ok(Link {
             address: address.clone(),
             hello: Hello { version: VERSION, under, node: node.trim().to_owned(), token },
+            connecting: Mutex::default(),
             wire: Mutex::default(),
             notes: Mutex::default(),
             connected: AtomicBool::new(false),
@@ -266,7 +272,7 @@ impl Link {
                     held.entry(file).or_default().insert(range, ());
                 }
                 Said::Done => return Ok((wire, held)),
-                Said::Failed(why) => return Err(io::Error::other(why)),
+                Said::Failed(why) => return Err(io::Error::new(REFUSED, why)),
                 _ => return Err(io::Error::other("the partner says what it should not")),
             }
         }
@@ -322,12 +328,18 @@ impl Link {
 
     /// Has the partner give up all that it keeps: it is below.
     pub(crate) fn end(&self) -> Result<(), String> {
+        let _connecting = lock(&self.connecting);
         let mut wire = lock(&self.wire);
+        let at = self.address.socket();
         let done = match self.with(&mut wire, |wire| wire.ask(&Said::End)) {
             Some(done) => done,
             None => match self.begin(None) {
                 Ok((mut fresh, _)) => {
                     fresh.ask(&Said::End).unwrap_or_else(|error| Err(error.to_string()))
+                }
+                // It says what is to be done there.
+                Err(error) if error.kind() == REFUSED => {
+                    return Err(format!("the partner {at}: {error}"));
                 }
                 Err(error) => Err(error.to_string()),
             },
@@ -336,9 +348,8 @@ impl Link {
         self.connected.store(false, Ordering::SeqCst);
         done.map_err(|why| {
             format!(
-                "the partner {} may keep what is below now: {why}; recover nothing there before \
-                 `kedge cache recover` has told it, or a cache with that partner has run here",
-                self.address.socket()
+                "the partner {at} may keep what is below now: {why}; recover nothing there before \
+                 `kedge cache recover` has told it, or a cache with that partner has run here"
             )
         })
     }
@@ -365,11 +376,18 @@ impl Engine {
         // What an earlier daemon held may be newer than what the partner has, in parts that this
         // one cannot tell: with all of it below, nothing there is needed. Until then the partner
         // is to hear nothing, or a recovery there would take what it has for the newest.
-        if let Some(stuck) = adopt::drain(self).stuck.first() {
+        let mut stuck = adopt::drain(self).stuck;
+        // What is not below at all, a recovery at the partner does not find there either.
+        let gone = |one: &Stuck| {
+            let gone = self.unclaimed.iter().filter(|lost| lost.lost.gone);
+            gone.map(|lost| self.unclaimed_file(lost)).any(|lost| lost == *one)
+        };
+        stuck.retain(|one| !gone(one));
+        if let Some(Stuck { path, why, .. }) = stuck.first() {
             return Err(CacheError::Tier(format!(
                 "what an earlier daemon held is to be below before a partner is used, and cannot \
-                 be written there: {}: {}; see to that, or `kedge cache recover` first",
-                stuck.path, stuck.why
+                 be written there: {path}: {why}; see to that, or give it up by `kedge cache \
+                 recover --discard=all`"
             )));
         }
         self.connect_partner(link).map_err(failed)
@@ -378,10 +396,15 @@ impl Engine {
     /// Connects, while nothing is connected.
     fn connect_partner(&self, link: &Link) -> io::Result<()> {
         // Without the lock: nothing is sent meanwhile, and an fsync does not wait for it.
+        let _connecting = lock(&link.connecting);
+        let ends = || io::Error::other("the cache ends");
+        if self.desk().stopped {
+            return Err(ends());
+        }
         let (open, mut held) = link.begin(self.faults.partner)?;
         let mut wire = lock(&link.wire);
         if self.desk().stopped {
-            return Err(io::Error::other("the cache ends"));
+            return Err(ends());
         }
         *lock(&link.heard) = open.heard;
         *wire = Some(open);
@@ -610,10 +633,9 @@ impl Engine {
     /// Has a recovery at the partner know that what it has of a file, which is all below, is older:
     /// by telling the partner, or where that is not there, by when the file was changed below.
     pub(crate) fn settle_partner(&self, file: &CachedFile) -> io::Result<()> {
-        match file.lock().at_partner {
-            true => self.settle_node(&file.node),
-            false => Ok(()),
-        }
+        // Not locked meanwhile: the wire comes before files.
+        let at_partner = file.lock().at_partner;
+        if at_partner { self.settle_node(&file.node) } else { Ok(()) }
     }
 
     /// The same for a file that nobody may know, if the partner may not have been told of it.
