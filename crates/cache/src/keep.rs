@@ -1,33 +1,58 @@
 //! What programs ask of a file by extended attributes that no file has: how much of it is not on a
-//! disk below, and that it be there before it counts as drained. kedge's images do.
+//! disk below, how much of that no partner has either, and that it be below before it counts as
+//! drained. kedge's images do.
 
 use crate::engine::Engine;
 use crate::file::{CachedFile, Keeping, Key};
+use crate::partner::Link;
 use crate::tier::lock;
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Tells how many bytes of a file are not below yet, as a decimal number.
 const UNDRAINED: &str = "kedge.cache.undrained";
+/// Tells how many of those bytes a connected partner does not have as they are here: as many are
+/// lost with this node.
+const ALONE: &str = "kedge.cache.alone";
 /// Has each part of an open file synced below before it counts as drained: `synced`, or `last` for
 /// a file that is not drained before all others in its folder.
 const KEEP: &str = "kedge.cache.keep";
 
 /// Returns whether an attribute of that name is a question to the cache, and no file's own.
 pub(crate) fn is_of_cache(name: &OsStr) -> bool {
-    name == UNDRAINED || name == KEEP
+    name == UNDRAINED || name == ALONE || name == KEEP
 }
 
 impl Engine {
     /// Answers a question for an attribute; `None` if it is the file's own.
     pub(crate) fn asked(&self, key: Key, name: &OsStr) -> Option<Vec<u8>> {
-        if name != UNDRAINED {
-            return None;
-        }
-        let bytes = self.known(key).map_or(0, |file| file.lock().extents.unwritten());
+        let count: fn(&Engine, &CachedFile) -> u64 = match name.to_str()? {
+            UNDRAINED => |_, file| file.lock().extents.unwritten(),
+            ALONE => Engine::alone,
+            _ => return None,
+        };
+        let bytes = self.known(key).map_or(0, |file| count(self, &file));
         Some(bytes.to_string().into_bytes())
+    }
+
+    /// Returns how many bytes of a file are lost with this node.
+    ///
+    /// What was sent counts before the partner has synced it: an fsync that has returned says that.
+    /// A partner that cannot be reached may be lost as well, and counts for nothing.
+    fn alone(&self, file: &CachedFile) -> u64 {
+        let connected = self.partner.as_ref().is_some_and(Link::is_connected);
+        let state = file.lock();
+        let unwritten = state.extents.unwritten_within(0..u64::MAX);
+        let there = |part: &Range<u64>| -> u64 {
+            let copies = state.copied.within(part.clone()).filter(|(_, copied)| copied.newest);
+            copies.map(|(range, _)| range.end - range.start).sum()
+        };
+        let alone =
+            |part: &Range<u64>| part.end - part.start - if connected { there(part) } else { 0 };
+        unwritten.iter().map(alone).sum()
     }
 
     /// Does what setting an attribute asks for; `None` if it is the file's own.
@@ -83,8 +108,12 @@ mod tests {
     use std::time::Duration;
     use std::{fs, thread};
 
+    /// Returns what is not below. Without a partner, it is on this node alone.
     fn asked(engine: &Engine, key: Key) -> Vec<u8> {
-        engine.asked(key, OsStr::new(UNDRAINED)).expect("it is no file's own")
+        let [undrained, alone] = [UNDRAINED, ALONE]
+            .map(|name| engine.asked(key, OsStr::new(name)).expect("it is no file's own"));
+        assert_eq!(undrained, alone);
+        undrained
     }
 
     #[test]
@@ -100,7 +129,7 @@ mod tests {
         assert!(tell(b"otherwise").is_err() && tell(b"synced").is_ok());
         assert!(engine.told(key, OsStr::new("user.own"), b"synced").is_none());
         assert!(engine.asked(key, OsStr::new("user.own")).is_none());
-        assert!([UNDRAINED, KEEP].iter().all(|name| is_of_cache(OsStr::new(name))));
+        assert!([UNDRAINED, ALONE, KEEP].iter().all(|name| is_of_cache(OsStr::new(name))));
         assert!(!is_of_cache(OsStr::new("user.own")), "it would be looked up below");
         write(&engine, &handle, 0, b"bytes");
         assert_eq!(asked(&engine, key), b"5");
