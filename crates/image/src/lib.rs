@@ -31,7 +31,7 @@ mod verify;
 mod write;
 
 pub use bytes::ReadFrom;
-pub use cached::undrained;
+pub use cached::{alone, undrained};
 pub use chain::{Layers, Opened, Source, ahead_of, chain, process_file};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};

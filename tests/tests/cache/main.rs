@@ -6,6 +6,7 @@ mod device;
 mod images;
 mod model;
 mod partner;
+mod partner_images;
 mod power;
 mod programs;
 mod users;

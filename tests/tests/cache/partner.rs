@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 const MIB: usize = 1 << 20;
 
 /// A partner on this machine, until the end.
-struct Partner {
+pub(crate) struct Partner {
     process: Child,
     address: String,
     folder: PathBuf,
@@ -22,7 +22,7 @@ struct Partner {
 }
 
 impl Partner {
-    fn start(name: &str) -> Partner {
+    pub(crate) fn start(name: &str) -> Partner {
         let world = World::new(&format!("{name}p"));
         let command = world.kedge(&["cache", "partner"]);
         Partner::started(world, command, "127.0.0.1", "_here")
@@ -64,7 +64,7 @@ impl Drop for Partner {
 }
 
 /// A cached folder with that partner; parts stay where they are as long as the file is there.
-fn start(name: &str, partner: &Partner) -> Option<(Cached, PathBuf)> {
+pub(crate) fn start(name: &str, partner: &Partner) -> Option<(Cached, PathBuf)> {
     let options = ["--tier", "ram:64M", "--fsync", "partner", "--partner", &partner.address];
     begin(Cached::new(name, &options)?)
 }
@@ -79,7 +79,7 @@ fn begin(mut cached: Cached) -> Option<(Cached, PathBuf)> {
 }
 
 /// Ends the daemon, and takes away what it had in memory, as the loss of the node does.
-fn lose_node(cached: &Cached) {
+pub(crate) fn lose_node(cached: &Cached) {
     let told = cached.status()["tiers"][0]["folder"].as_str().map(PathBuf::from);
     let memory = told.expect("a folder");
     cached.kill();
@@ -88,7 +88,7 @@ fn lose_node(cached: &Cached) {
     fs::remove_dir_all(home).expect("it is there");
 }
 
-fn recover(cached: &Cached, partner: &Partner) -> serde_json::Value {
+pub(crate) fn recover(cached: &Cached, partner: &Partner) -> serde_json::Value {
     let mut value = serde_json::Value::Null;
     // The partner sees a moment later that the daemon is gone.
     wait_for("nothing is recovered", || {

@@ -29,6 +29,8 @@ STATE is one of
   held        likewise, and what it has of the devices is in memory too: its job goes back sooner
   cached      likewise, but not all of it is on a disk below the write-back cache that it is on: it
               may be lost with this node (`kedge cache drain` waits for that)
+  partner     likewise, but another node has what is not there: it survives the loss of this one
+              (`kedge cache recover --partner` on the other one)
   damaged     its manifest is no good
   writing     a checkpoint that has not ended
   unfinished  what a checkpoint left that did not come to its end; `kedge rm` removes it
@@ -48,7 +50,7 @@ pub(crate) struct ImagesArgs {
     /// Print a JSON list of objects: image (its path), state, job, command, captured (seconds since
     /// 1970), processes (how many), bytes, parent (the image that it builds on), error, held (until
     /// when it is in memory too, seconds since 1970), undrained (bytes that a write-back cache
-    /// alone has)
+    /// has and no disk below), alone (those of them that no partner has either)
     #[arg(long)]
     json: bool,
     /// List nothing, but have a running job let go of what it holds in memory
@@ -70,6 +72,7 @@ struct Row {
     error: Option<String>,
     held: Option<u64>,
     undrained: Option<u64>,
+    alone: Option<u64>,
 }
 
 /// Has a job let go of what it holds.
@@ -127,12 +130,20 @@ pub(crate) fn run(args: &ImagesArgs) -> Result<(), Failure> {
 }
 
 fn row(found: Found) -> Row {
+    // First: what is drained meanwhile is no more on this node alone.
+    let alone = kedge_image::alone(&found.folder);
     let undrained = Some(kedge_image::undrained(&found.folder)).filter(|bytes| *bytes > 0);
+    let alone = undrained.map(|_| alone);
     let empty = Row { image: found.folder, ..Row::default() };
     match found.state {
         State::Finished(manifest) => Row {
-            state: if undrained.is_some() { "cached" } else { "finished" },
+            state: match alone {
+                None => "finished",
+                Some(0) => "partner",
+                Some(_) => "cached",
+            },
             undrained,
+            alone,
             bytes: Some(manifest.bytes()),
             processes: Some(manifest.process_count()),
             job: Some(manifest.job),
@@ -152,14 +163,14 @@ fn held_as(row: Row, held: &HashMap<PathBuf, u64>) -> Row {
     let until = held.get(&row.image).copied();
     match row.state {
         "finished" if until.is_some() => Row { state: "held", held: until, ..row },
-        "cached" => Row { held: until, ..row },
+        "cached" | "partner" => Row { held: until, ..row },
         _ => row,
     }
 }
 
 fn style(state: &str) -> Style {
     match state {
-        "finished" | "held" => GOOD,
+        "finished" | "held" | "partner" => GOOD,
         "damaged" => BAD,
         "writing" | "cached" => FAIR,
         _ => DIM,
@@ -263,6 +274,7 @@ mod tests {
         };
         assert_eq!(told("a", "finished"), ("held", Some(7)));
         assert_eq!(told("a", "cached"), ("cached", Some(7)));
+        assert_eq!(told("a", "partner"), ("partner", Some(7)));
         assert_eq!(told("a", "damaged"), ("damaged", None));
         assert_eq!(told("b", "finished"), ("finished", None));
         assert_eq!(told("b", "cached"), ("cached", None));
