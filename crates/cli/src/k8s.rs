@@ -67,6 +67,7 @@ pub(crate) fn run(args: &K8sArgs) -> Result<(), Failure> {
     for (host, container) in tree.mounts() {
         command.args(["--mount", &format!("{host}={container}")]);
     }
+    tree.check()?;
     if args.cdi {
         let spec = Spec::new(&args.resource, args.devices.count(), &tree);
         cdi::write(&spec, &args.resource, &args.cdi_folder)?;

@@ -41,6 +41,8 @@ pub enum LifeError {
     Listen { path: PathBuf, source: io::Error },
     #[error("{path} is there and no socket: another program has put it there", path = .0.display())]
     InTheWay(PathBuf),
+    #[error("{path}: another plugin listens there: stop it, or give another --resource", path = .0.display())]
+    InUse(PathBuf),
     #[error("{path} is too long for a socket: give a shorter folder or resource", path = .0.display())]
     TooLong(PathBuf),
     #[error("cannot hear signals: {0}")]
@@ -93,9 +95,9 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     }
 }
 
-/// The name of the plugin's socket: a resource has a slash.
+/// The name of the plugin's socket, each resource's another one: no name has both a slash and `=`.
 fn endpoint(resource: &str) -> String {
-    format!("kedge-{}.sock", resource.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+    format!("kedge-{}.sock", resource.replace('/', "="))
 }
 
 fn say(text: &str) {
@@ -199,7 +201,12 @@ impl Session {
 fn listen(path: &Path) -> Result<UnixListener, LifeError> {
     let failed = |source| LifeError::Listen { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => fs::remove_file(path).map_err(failed)?,
+        Ok(found) if found.file_type().is_socket() => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(LifeError::InUse(path.to_owned()));
+            }
+            fs::remove_file(path).map_err(failed)?;
+        }
         Ok(_) => return Err(LifeError::InTheWay(path.to_owned())),
         Err(_) => {}
     }

@@ -27,7 +27,7 @@ use tonic::{Code, Request, Response, Status};
 
 /// For what takes a moment; far beyond what it takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-const SOCKET: &str = "kedge-kedge-dev-gpu.sock";
+const SOCKET: &str = "kedge-kedge.dev=gpu.sock";
 
 /// A node: the kubelet's folder, and kedge's files.
 struct Node(PathBuf);

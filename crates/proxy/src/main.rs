@@ -78,7 +78,7 @@ fn serve_far(options: &Options) -> ExitCode {
 /// Serves the program that has started it, whose socket is standard input. The process that the
 /// program knows of ends at once; another serves, which is no child of the program's: a program may
 /// wait for all of its children.
-fn serve_detached(options: Options) -> ExitCode {
+fn serve_detached(mut options: Options) -> ExitCode {
     // SAFETY: this process has one thread as yet, so that the child may call anything.
     match unsafe { libc::fork() } {
         -1 => return fail(&std::io::Error::last_os_error().to_string()),
@@ -102,6 +102,10 @@ fn serve_detached(options: Options) -> ExitCode {
     ignore_signals();
     one_heap();
     let _ = std::env::set_current_dir("/");
+    // The program's log may be in a folder that is not there, or read-only: no reason to be gone.
+    if open_log(&options).is_err() {
+        options.log = None;
+    }
     match run(client, None, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),

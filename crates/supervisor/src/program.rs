@@ -77,6 +77,8 @@ impl Program {
             .env("KEDGE_JOB", name.to_string());
         if matches!(spec.gpu, JobGpu::Devices(_)) {
             command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
+        } else {
+            command.env_remove("KEDGE_SOCKET");
         }
         if spec.shells {
             command.env("PATH", dir.search_path());

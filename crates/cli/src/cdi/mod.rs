@@ -11,7 +11,7 @@ use clap::Args;
 use kedge_control::gpu::GpuSpec;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const AFTER_HELP: &str = "\
@@ -89,10 +89,12 @@ fn prefix(text: &str) -> Result<PathBuf, String> {
 }
 
 pub(crate) fn run(args: &CdiArgs) -> Result<(), Failure> {
-    let spec = Spec::new(&args.kind, args.devices.count(), &args.devices.tree()?);
+    let tree = args.devices.tree()?;
+    let spec = Spec::new(&args.kind, args.devices.count(), &tree);
     if !args.write {
         return Ok(output::json(&spec)?);
     }
+    tree.check()?;
     let folder = args.folder.as_deref().unwrap_or(Path::new(FOLDER));
     let file = write(&spec, &args.kind, folder)?;
     Ok(output::print(&format!("{}\n", file.display()))?)
@@ -119,8 +121,11 @@ pub(crate) fn write(spec: &Spec, kind: &Kind, folder: &Path) -> Result<PathBuf, 
     let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new);
     let written = made.and_then(|mut made| {
         made.write_all(format!("{text}\n").as_bytes())?;
+        // Whatever the umask: users' tools read it, too.
+        made.set_permissions(fs::Permissions::from_mode(0o644))?;
         made.sync_all()?;
-        fs::rename(&new, &file)
+        fs::rename(&new, &file)?;
+        fs::File::open(folder)?.sync_all()
     });
     if written.is_err() {
         let _ = fs::remove_file(&new);

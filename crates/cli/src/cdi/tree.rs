@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use kedge_supervisor::Parts;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Where containers have kedge: a folder that nearly every image's PATH has, so that no variable of
@@ -59,6 +60,33 @@ impl Tree {
             (&*self.shim, "lib/kedge/libkedge_cuda.so"),
         ];
         all.into_iter().chain(nvml).collect()
+    }
+
+    /// Checks that root gives containers no file that others can change: whoever is given a device
+    /// runs it. What is not here, and is on the machine of the containers, is that machine's.
+    ///
+    /// # Errors
+    /// Another user can change one of the files, or a folder above it.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        let all = self.files();
+        let above = all.iter().flat_map(|(path, _)| path.ancestors());
+        for path in above.filter(|path| path.is_absolute()) {
+            let Ok(meta) = path.symlink_metadata() else { continue };
+            // In a folder like /tmp, others cannot replace what is root's.
+            let is_sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
+            let is_open = !meta.is_symlink() && meta.mode() & 0o002 != 0 && !is_sticky;
+            if meta.uid() != 0 || is_open {
+                return Err(Failure::new(format!(
+                    "{}: another user can change it, and so what containers run: install kedge \
+                     where only root can write (make install)",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The files and their places in a container. The management library is among kedge's own

@@ -34,6 +34,10 @@ pub(super) enum OwnError {
 /// No devices were granted; this process has more rights than its user, who could name any program
 /// as the proxy; the proxy cannot be started.
 pub(super) fn start() -> Result<OwnedFd, OwnError> {
+    // A job that was to have no devices has none of its container's.
+    if std::env::var_os("KEDGE_JOB").is_some() {
+        return Err(OwnError::NotGranted);
+    }
     let devices = granted::count(std::env::vars_os());
     if devices == 0 {
         return Err(OwnError::NotGranted);
@@ -51,7 +55,9 @@ fn spawn(program: &Path, devices: u32) -> Result<OwnedFd, OwnError> {
     let (near, far) = UnixStream::pair().map_err(failed)?;
     let mut command = Command::new(program);
     command.args(["--detach", "--gpu", &format!("soft:{devices}")]);
-    if let Some(log) = std::env::var_os("KEDGE_LOG") {
+    // The proxy is in another folder when it opens it.
+    let log = std::env::var_os("KEDGE_LOG").and_then(|log| std::path::absolute(log).ok());
+    if let Some(log) = log {
         command.arg("--log").arg(log);
     }
     for variable in NOT_THE_PROXY_S {
