@@ -209,7 +209,7 @@ struct RecoverArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "disk")]
     partner: Option<PathBuf>,
     /// Give up data whose file is not below any more, once all the rest is written; with `=all`
-    /// also that of files which cannot be found or opened, or whose tier lacks a part
+    /// also that of files which cannot be found, opened or written, or whose tier lacks a part
     #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true,
         default_missing_value = "gone")]
     discard: Option<GiveUp>,
