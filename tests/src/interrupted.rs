@@ -140,7 +140,11 @@ fn checkpoint(
             return report["image"].as_str().map(PathBuf::from).ok_or_else(|| "no image".into());
         }
         if !no_job(&outcome.stderr) || over() || begin.elapsed() > patience {
-            return Err(outcome.stderr);
+            return Err(match outcome.failure {
+                // It says why itself, but for one that was ended here.
+                Some(failure) if outcome.stderr.is_empty() => failure,
+                _ => outcome.stderr,
+            });
         }
     }
 }

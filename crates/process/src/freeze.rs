@@ -313,7 +313,8 @@ mod tests {
         let sleeper = || Command::new("sleep").arg("60").spawn().unwrap();
         let mut children: Vec<Child> = (0..MANY).map(|_| sleeper()).collect();
         let pids = children.iter().map(|child| child.id() as pid_t).collect();
-        let mut job = stop::stop(&Roots::These(pids), Duration::from_secs(10)).unwrap();
+        let mut job =
+            stop::stop(&Roots::These(pids), stop::Patience::new(Duration::from_secs(10))).unwrap();
         let ways: Vec<Ways> = job.processes.iter().map(|p| ways_of(p.pid)).collect();
         let together = job.processes.iter_mut().zip(&ways);
         let mut cloning: Vec<Cloning<'_>> =

@@ -34,13 +34,13 @@ mod track;
 mod translate;
 mod vdso;
 
-pub use capture::{Begun, Captured, Options, Together, checkpoint};
+pub use capture::{Begun, Captured, Options, Stopped, Together, checkpoint};
 pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use proc::running_since;
 pub use reap::{Reaped, reap};
 pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, holds, restart};
 pub use signal::{running, signal};
-pub use stop::{Roots, Standing};
+pub use stop::{Patience, Roots, Standing};
 pub use thread::Thread;
 pub use track::Tracker;

@@ -1,10 +1,12 @@
 //! Stopping a whole job: every thread of every process.
 
+mod patience;
 mod side;
 
 use crate::proc::{self, Field, Stat, Status};
 use crate::{EngineError, Thread, filters, plugins, reap, several};
 use libc::pid_t;
+pub use patience::Patience;
 use side::stop_processes;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -124,16 +126,18 @@ impl Drop for Standing {
 
 /// Stops every process of the job within `patience`, or none; calls can be made in all of their
 /// threads.
-pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
-    // Whoever had stopped already goes on before a late one is waited for.
-    let job = stop_all(roots, patience).inspect_err(|_| crate::thread::release_late())?;
+pub(crate) fn stop(roots: &Roots, mut patience: Patience<'_>) -> Result<StoppedJob, EngineError> {
+    // Whoever had stopped already goes on before a late one is waited for, which may need it.
+    let job = stop_all(roots, &mut patience).inspect_err(|_| {
+        patience.goes_on();
+        crate::thread::release_late();
+    })?;
     // Before anybody makes calls in them.
     filters::refuse(job.processes.iter().map(|process| process.pid))?;
     Ok(job)
 }
 
-fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
-    let deadline = Instant::now() + patience;
+fn stop_all(roots: &Roots, patience: &mut Patience<'_>) -> Result<StoppedJob, EngineError> {
     let mut job = StoppedJob { processes: Vec::new(), zombies: Vec::new() };
     let (mut seen, mut again) = (BTreeSet::new(), BTreeSet::new());
     // A stopped process makes no others, so a pass that finds none is the last.
@@ -149,7 +153,7 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
         // before that has become another program.
         for pids in generations {
             seen.extend(&pids);
-            again.extend(stop_some(pids, deadline, &mut job)?);
+            again.extend(stop_some(pids, patience, &mut job)?);
             if !again.is_empty() {
                 break;
             }
@@ -161,11 +165,13 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
 /// Adds these processes to the job; those that are to be stopped once more are returned.
 fn stop_some(
     pids: Vec<pid_t>,
-    deadline: Instant,
+    patience: &mut Patience<'_>,
     job: &mut StoppedJob,
 ) -> Result<Vec<pid_t>, EngineError> {
     let (mut failed, mut again) = (Ok(()), Vec::new());
-    for (pid, stopped) in stop_processes(pids, deadline) {
+    let stopped = stop_processes(pids, patience);
+    let deadline = patience.until;
+    for (pid, stopped) in stopped {
         match stopped {
             Ok(process) => job.processes.push(process),
             Err(EngineError::Ended { .. }) => {
@@ -318,6 +324,10 @@ mod tests {
         assert!(order(&[]).is_empty() && largest_id() >= 301);
     }
 
+    fn patience(seconds: u64) -> Patience<'static> {
+        Patience::new(Duration::from_secs(seconds))
+    }
+
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -337,7 +347,7 @@ mod tests {
 
         /// Stops it, and tells by which signal it had been stopped, and which signals wait.
         fn stopped_by(&self) -> (i32, Vec<i32>) {
-            let job = stop(&Roots::These(vec![self.pid()]), Duration::from_secs(10)).unwrap();
+            let job = stop(&Roots::These(vec![self.pid()]), patience(10)).unwrap();
             let number = |info: sys::SigInfo| i32::from_ne_bytes(*info.first_chunk().unwrap());
             let pending = sys::pending(self.pid(), true).unwrap().into_iter().map(number);
             (job.processes[0].stop_signal, pending.collect())
@@ -486,7 +496,7 @@ mod tests {
                 unsafe { libc::kill(large, libc::SIGKILL) };
                 tell.write_all(&[0]).unwrap();
             });
-            stop(&Roots::These(vec![large, late]), Duration::from_secs(20)).unwrap()
+            stop(&Roots::These(vec![large, late]), patience(20)).unwrap()
         });
         let processes: Vec<pid_t> = job.processes.iter().map(|process| process.pid).collect();
         assert_eq!((processes.first(), job.zombies.first()), (Some(&late), Some(&large)));

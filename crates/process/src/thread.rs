@@ -2,6 +2,7 @@
 
 use crate::filters::program::Filter;
 use crate::home::Row;
+use crate::stop::Patience;
 use crate::sys::{self, Registers, Stop};
 use crate::{EngineError, filters, reap};
 use libc::pid_t;
@@ -79,8 +80,21 @@ impl Interrupted {
     }
 
     /// Waits until it has stopped.
-    pub(crate) fn stopped(mut self, deadline: Instant) -> Result<Thread, EngineError> {
-        let thread = Thread::arrive(self.pid, deadline)?;
+    pub(crate) fn stopped(self, deadline: Instant) -> Result<Thread, EngineError> {
+        let time = deadline.saturating_duration_since(Instant::now());
+        self.stopped_with(&mut Patience::new(time))
+    }
+
+    pub(crate) fn stopped_with(
+        mut self,
+        patience: &mut Patience<'_>,
+    ) -> Result<Thread, EngineError> {
+        let thread = loop {
+            match Thread::arrive(self.pid, patience.until) {
+                Err(EngineError::WouldNotStop { .. }) if patience.goes_on() => {}
+                other => break other?,
+            }
+        };
         self.arrived = true;
         Ok(thread)
     }

@@ -5,9 +5,10 @@ mod support;
 
 use kedge_image::{Choice, Codec, ImageFile, Manifest, ahead_of, verify};
 use kedge_left_out::left_out;
-use kedge_process::{Begun, Options, Tracker};
+use kedge_process::{Begun, Options, Patience, Tracker};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use support::kernel::{reaches_threads, tells_writes};
 use support::survive::{as_an_ordinary_user, continues, random, rounds};
 use support::{Folder, Running, alone, bring_back, build, capture_by, kill, roots, step};
@@ -190,7 +191,8 @@ fn a_child_keeps_what_may_be_dropped_in_its_parent() {
         unsafe { libc::kill(pid, libc::SIGUSR1) };
         tell.recv().unwrap();
         begun.catch_up();
-        let captured = begun.capture(&roots()).unwrap();
+        let stopped = begun.stop(&roots(), Patience::new(Duration::from_secs(10))).unwrap();
+        let captured = begun.capture(stopped).unwrap();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap()
     });
     running.lines(2);

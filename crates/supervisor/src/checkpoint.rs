@@ -14,7 +14,8 @@ use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::rank::{Held, PMI, RankError};
 use crate::recover::Recovery;
-use crate::sharing::{self, SharingError};
+use crate::rest::Resting;
+use crate::sharing::SharingError;
 use crate::tally::Tally;
 use crate::turn::Turn;
 use crate::verify::{Unverified, read_back};
@@ -360,7 +361,7 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
-        let patience = options.patience;
+        let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
         options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU, &PMI]);
         let mut begun = self.begin_while_it_runs(options, track)?;
         // Before the others stand still: what the rank has asked is answered while they run.
@@ -371,14 +372,9 @@ impl Checkpointer {
         }
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
         session.iter().zip(others).try_for_each(|(held, others)| held.settle(others))?;
-        let preparing = proxy::Order::Prepare { track, full };
-        let quiet = self.proxies.quiesce_after(patience, &preparing, || begun.catch_up())?;
-        phases::checkpointed("resting");
-        let roots = self.roots.without(&quiet.proxies);
-        let lent = sharing::bind(&quiet.clients)?;
-        let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
-        let captures = captures.map_err(CheckpointError::Connections)?;
-        let captured = begun.capture(&roots);
+        let resting = self.rest(&mut begun, &preparing, patience)?;
+        let Resting { quiet, roots, captures, stopped } = resting;
+        let captured = begun.capture(stopped);
         GPU.idle();
         let (mut captured, at) = (captured?, jobs::now());
         drop(session.take());

@@ -30,6 +30,7 @@ mod proxies;
 mod quiesce;
 mod rank;
 mod recover;
+mod rest;
 mod restart;
 pub mod resume;
 mod sharing;

@@ -10,6 +10,8 @@ use kedge_cuda_types::arena::{DEVICE_STRIDE, MAX_DEVICES};
 
 /// What the file is called.
 pub const NAME: &str = "kedge-managed";
+/// Of the threads in clients that serve faults on managed memory.
+pub const SERVANT: &str = "cuda-managed";
 /// Bytes of a page, and of the head.
 pub const PAGE: u64 = 4096;
 /// Bytes of the bits of one device's pages.

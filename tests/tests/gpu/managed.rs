@@ -146,6 +146,30 @@ fn a_server_s_devices_have_it_in_their_memory() {
     }
 }
 
+/// A thread that waits for a page inside a system call stops for nobody before it has it, and
+/// devices that rest bring none.
+#[test]
+fn checkpoints_let_on_who_waits_for_a_page_in_a_system_call() {
+    if !unprivileged_faults() && !may_trace() {
+        return kedge_left_out::left_out("faults in system calls", "nobody may serve them here");
+    }
+    let place = Place::of("gpu_calls", "macalls", User::Same).expect("the test's own user");
+    let program = place.program.display().to_string();
+    let run = ["run", "--gpu", "soft:apart", "--soft-memory", "128M", "--job", "j"];
+    let mut job = Job::start(place.kedge(&[&run[..], &["--", &program, "1000000", "0"]].concat()));
+    let nonce = job.nonce.clone();
+    let mut image = None;
+    for _ in 0..12 {
+        job.read_to(job.step + 3);
+        image = Some(place.checkpoint());
+    }
+    job.kill();
+    let mut job = Job::spawn(place.restart(&image.expect("twelve"), &[]), &nonce);
+    job.read_to(1);
+    job.read_to(job.step + 20);
+    job.kill();
+}
+
 #[test]
 fn jobs_go_back_to_what_is_held() {
     let place = place("mahold", User::Same).expect("the test's own user");

@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::maps::{self, Mapping};
 use crate::plugins::{self, FileContents, Ipc, Passing, Places};
 use crate::state::{Ids, JobState};
-use crate::stop::{self, Roots, Standing, StoppedJob};
+use crate::stop::{self, Patience, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, filters, several};
 use kedge_image::ImageWriter;
@@ -34,6 +34,13 @@ pub struct Begun {
     surveyed: bool,
     /// Where temporary files may be.
     places: Places,
+}
+
+/// A job that stands still to be captured. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct Stopped {
+    job: StoppedJob,
+    since: Instant,
 }
 
 impl Begun {
@@ -85,7 +92,7 @@ impl Begun {
     }
 
     /// Copies what they have changed so far; what they change from here on is copied while they
-    /// stand still. Once, just before [`Begun::capture`].
+    /// stand still. Once, just before [`Begun::stop`].
     pub fn catch_up(&mut self) {
         self.session.look_ahead();
     }
@@ -94,19 +101,31 @@ impl Begun {
         self.options.tracker.as_ref().or(self.once.as_ref())
     }
 
-    /// Captures the processes of `roots`. They run again when this returns, whatever it returns,
-    /// unless they are to be held. A job that cannot be captured is not harmed. To be called on a
-    /// thread of its own: it traces, and its end lets go of whatever was stuck in the kernel. The
-    /// job's standard streams must be the caller's.
-    pub fn capture(mut self, roots: &Roots) -> Result<Captured, EngineError> {
+    /// Stops the processes of `roots` within `patience`, or none. To be called on a thread of its
+    /// own: it traces, and its end lets go of whatever was stuck in the kernel.
+    ///
+    /// # Errors
+    /// [`EngineError::WouldNotStop`]: a thread waits in the kernel for something that stands still
+    /// itself. All of them go on, and it may be tried again.
+    pub fn stop(&mut self, roots: &Roots, patience: Patience<'_>) -> Result<Stopped, EngineError> {
         if !self.surveyed {
             self.survey(roots)?;
         }
+        let together = self.options.together.as_deref();
+        together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
+        let since = Instant::now();
+        let stopped = stop::stop(roots, patience);
+        let job = stopped.inspect_err(|_| self.session.stall += since.elapsed())?;
+        Ok(Stopped { job, since })
+    }
+
+    /// Captures a job. It runs again when this returns, whatever it returns, unless it is to be
+    /// held. A job that cannot be captured is not harmed. To be called on the thread that has
+    /// stopped it. The job's standard streams must be the caller's.
+    pub fn capture(self, stopped: Stopped) -> Result<Captured, EngineError> {
+        let Stopped { job: mut stopped, since: begin } = stopped;
         let Begun { options, machine, objects_file, once, mut session, mut places, .. } = self;
         let together = options.together.as_deref();
-        together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
-        let begin = Instant::now();
-        let mut stopped = stop::stop(roots, options.patience)?;
         together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
         let (zombies, ids) = identify(&stopped)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();

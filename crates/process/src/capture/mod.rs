@@ -25,7 +25,7 @@ mod undo;
 mod write;
 
 pub(crate) use ahead::{Ahead, Gaps};
-pub use begun::Begun;
+pub use begun::{Begun, Stopped};
 pub(crate) use early::Early;
 pub(crate) use memory::Unmapped;
 pub(crate) use names::Settled;
@@ -41,7 +41,7 @@ use crate::plugins::{
 };
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
-use crate::stop::{self, Roots, Standing, StoppedJob};
+use crate::stop::{self, Patience, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
@@ -185,12 +185,14 @@ enum Memory {
 
 /// Captures the processes of `roots`, in the steps of [`Begun`] one after the other.
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
+    let time = options.patience;
     let mut begun = Begun::new(options)?;
     begun.survey(roots)?;
     begun.watch(roots)?;
     begun.write_ahead(roots)?;
     begun.catch_up();
-    begun.capture(roots)
+    let stopped = begun.stop(roots, Patience::new(time))?;
+    begun.capture(stopped)
 }
 
 /// What the processes hold open, and who is to save it; `still`: they are stopped.

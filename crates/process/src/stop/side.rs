@@ -1,6 +1,6 @@
 //! Stopping processes side by side, whatever they are about to do.
 
-use super::{STOPPING, StoppedProcess, standing, tracer};
+use super::{Patience, STOPPING, StoppedProcess, standing, tracer};
 use crate::proc::{self, Field, Stat};
 use crate::thread::Interrupted;
 use crate::{EngineError, Thread, reap, sys};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often a thread is asked whose id has come to another one by exec().
 const TRIES: usize = 100;
@@ -18,7 +18,7 @@ const TRIES: usize = 100;
 /// child of another: one that waits for its child of vfork() stops only when that has gone on.
 pub(super) fn stop_processes(
     pids: Vec<pid_t>,
-    deadline: Instant,
+    patience: &mut Patience<'_>,
 ) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
     let watch = Watch::default();
     thread::scope(|scope| {
@@ -26,17 +26,18 @@ pub(super) fn stop_processes(
         let _ended = Ended(&watch);
         // Without it all goes well but for programs that exec() meanwhile.
         let _ = thread::Builder::new().spawn_scoped(scope, || watch.keep());
-        stop_watched(pids, deadline, &watch)
+        stop_watched(pids, patience, &watch)
     })
 }
 
 fn stop_watched(
     pids: Vec<pid_t>,
-    deadline: Instant,
+    patience: &mut Patience<'_>,
     watch: &Watch,
 ) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
+    let last = patience.servants;
     let mut all: Vec<(Stopping<'_>, Result<(), EngineError>)> =
-        pids.into_iter().map(|pid| (Stopping::new(pid, watch), Ok(()))).collect();
+        pids.into_iter().map(|pid| (Stopping::new(pid, last, watch), Ok(()))).collect();
     let mut each = |step: &mut dyn FnMut(&mut Stopping<'_>) -> Result<(), EngineError>| {
         for (one, result) in all.iter_mut().filter(|(_, result)| result.is_ok()) {
             watch.turn_to(one);
@@ -46,9 +47,11 @@ fn stop_watched(
     // The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are
     // queued all the same, and would end other threads' calls.
     each(&mut |one| one.ask_others());
-    each(&mut |one| one.others_arrive(deadline));
+    each(&mut |one| one.others_arrive(patience));
     each(&mut |one| one.ask_leader());
-    each(&mut |one| one.leader_arrives(deadline));
+    each(&mut |one| one.leader_arrives(patience));
+    // Nobody waits for a page any more.
+    each(&mut |one| one.servants_arrive(patience));
     all.into_iter().map(|(one, result)| (one.pid, result.and_then(|()| one.stopped()))).collect()
 }
 
@@ -61,13 +64,15 @@ struct Stopping<'a> {
     gone: BTreeSet<pid_t>,
     asked_leader: Option<Interrupted>,
     leader: Option<Thread>,
+    /// Threads of this name are not asked yet.
+    last: Option<&'static str>,
     watch: &'a Watch,
 }
 
 impl Stopping<'_> {
-    fn new(pid: pid_t, watch: &Watch) -> Stopping<'_> {
+    fn new<'a>(pid: pid_t, last: Option<&'static str>, watch: &'a Watch) -> Stopping<'a> {
         let (others, asked, gone) = Default::default();
-        Stopping { pid, others, asked, gone, asked_leader: None, leader: None, watch }
+        Stopping { pid, others, asked, gone, asked_leader: None, leader: None, last, watch }
     }
 
     /// Asks the threads that it has now. Those that an exec() has ended are no more.
@@ -77,7 +82,12 @@ impl Stopping<'_> {
         for tid in now {
             let known = tid == self.pid || self.others.contains_key(&tid);
             // Which of them are the kernel's is asked of new ones only: each look costs.
-            if known || self.gone.contains(&tid) || proc::works_for_the_kernel(self.pid, tid) {
+            let later = || self.last.is_some_and(|last| proc::name(tid) == last);
+            if known
+                || self.gone.contains(&tid)
+                || proc::works_for_the_kernel(self.pid, tid)
+                || later()
+            {
                 continue;
             }
             match self.watch.asking(tid, || ask(self.pid, tid)) {
@@ -90,11 +100,11 @@ impl Stopping<'_> {
     }
 
     /// Until those that were asked have stopped, and those that they had made meanwhile.
-    fn others_arrive(&mut self, deadline: Instant) -> Result<(), EngineError> {
+    fn others_arrive(&mut self, patience: &mut Patience<'_>) -> Result<(), EngineError> {
         while !self.asked.is_empty() {
             for (tid, one) in std::mem::take(&mut self.asked) {
                 self.watch.step();
-                match arrive(self.pid, one, deadline) {
+                match arrive(self.pid, one, patience) {
                     Ok(thread) => drop(self.others.insert(tid, thread)),
                     Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
                     Err(other) => return Err(other),
@@ -114,9 +124,9 @@ impl Stopping<'_> {
         Ok(())
     }
 
-    fn leader_arrives(&mut self, deadline: Instant) -> Result<(), EngineError> {
+    fn leader_arrives(&mut self, patience: &mut Patience<'_>) -> Result<(), EngineError> {
         let asked = self.asked_leader.take();
-        match asked.map(|asked| arrive(self.pid, asked, deadline)).transpose() {
+        match asked.map(|asked| arrive(self.pid, asked, patience)).transpose() {
             Ok(leader) => self.leader = leader,
             Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
             Err(other) => return Err(other),
@@ -124,7 +134,16 @@ impl Stopping<'_> {
         // What the leader had made meanwhile, under whatever id.
         self.gone.clear();
         self.ask_others()?;
-        self.others_arrive(deadline)
+        self.others_arrive(patience)
+    }
+
+    /// Those that served the others' faults.
+    fn servants_arrive(&mut self, patience: &mut Patience<'_>) -> Result<(), EngineError> {
+        if self.last.take().is_none() {
+            return Ok(());
+        }
+        self.ask_others()?;
+        self.others_arrive(patience)
     }
 
     /// All threads are stopped.
@@ -185,9 +204,13 @@ fn this_thread() -> pid_t {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-fn arrive(pid: pid_t, asked: Interrupted, deadline: Instant) -> Result<Thread, EngineError> {
+fn arrive(
+    pid: pid_t,
+    asked: Interrupted,
+    patience: &mut Patience<'_>,
+) -> Result<Thread, EngineError> {
     let tid = asked.pid();
-    asked.stopped(deadline).map_err(|error| match error {
+    asked.stopped_with(patience).map_err(|error| match error {
         EngineError::Ended { .. } => {
             // If it had stopped before, its end is still to be passed on.
             reap::is_ending(tid);

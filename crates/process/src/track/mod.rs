@@ -16,7 +16,7 @@ use crate::capture::{Ahead, Early, Gaps, Once, Settled};
 use crate::maps::{self, Mapping};
 pub(crate) use crate::pagemap::Run;
 use crate::proc;
-use crate::stop::{self, Roots, StoppedProcess};
+use crate::stop::{self, Patience, Roots, StoppedProcess};
 use crate::{EngineError, capture};
 use heard::{Heard, Listener};
 use kedge_image::{FileEntry, Manifest, Parent, Pin};
@@ -401,7 +401,7 @@ impl State {
             return Ok(());
         }
         let begin = Instant::now();
-        let mut stopped = stop::stop(roots, options.patience)?;
+        let mut stopped = stop::stop(roots, Patience::new(options.patience))?;
         for process in stopped.processes.iter_mut().filter(|process| late.contains(&process.pid)) {
             if let Err(error) = self.watch_stopped(process, &mut session.shared) {
                 session.notes.push(format!("written as a whole: {error}"));

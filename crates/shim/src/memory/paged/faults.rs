@@ -5,6 +5,7 @@ use super::waits::Waiting;
 use crate::log;
 use kedge_cuda_types::CuError;
 use kedge_pages::{Access, PAGE};
+use kedge_transport::managed;
 use std::thread::Builder;
 
 /// Starts the thread.
@@ -27,7 +28,7 @@ pub(super) fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), CuError> 
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
     }
-    let spawned = Builder::new().name("cuda-managed".to_owned()).spawn(run);
+    let spawned = Builder::new().name(managed::SERVANT.to_owned()).spawn(run);
     // SAFETY: `before` was filled in by the call above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     spawned.map(drop).map_err(|error| {
