@@ -39,7 +39,9 @@ pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use proc::running_since;
 pub use reap::{Reaped, reap};
-pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, holds, restart};
+pub use restart::{
+    Identity, Owner, Rebuilt, RestartOptions, Restarted, check, holds, lacking, restart,
+};
 pub use signal::{running, signal};
 pub use stop::{Patience, Roots, Standing};
 pub use thread::Thread;

@@ -50,7 +50,7 @@ pub use changes::{Moment, Settled, home_of, settle, settle_all, settle_in};
 pub(crate) use changes::{new_path, reach};
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
-pub(crate) use files::{Passing, Places};
+pub(crate) use files::{Passing, Places, look as look_at_files};
 pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};
 pub use others::{Others, Stage};

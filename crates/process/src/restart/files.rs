@@ -102,6 +102,28 @@ impl Inherited {
     }
 }
 
+/// What of the files that the job has is not here, or is another, a sentence each. Changes nothing.
+pub(super) fn lacking(plan: &Plan) -> Result<BTreeSet<String>, EngineError> {
+    let looked = crate::plugins::look_at_files(&plan.descriptors, &plan.paths)?;
+    let mut lacking = looked.lacking;
+    let written = written(plan);
+    for process in &plan.processes {
+        for file in process.files.iter().chain(&process.exe) {
+            let path = plan.paths.apply(&file.path);
+            if looked.coming.contains(&path) {
+                continue;
+            }
+            let opened = open(file, written.contains(file.path.as_path()), &path);
+            lacking.extend(opened.err().map(|error| error.to_string()));
+        }
+        if process.cwd_removed.is_none() {
+            let opened = open_folder(&plan.paths.apply(&process.cwd));
+            lacking.extend(opened.err().map(|error| error.to_string()));
+        }
+    }
+    Ok(lacking)
+}
+
 /// Every open file description of the job, made anew.
 fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
     // SAFETY: the standard streams are never closed. One that is not open is no stream.

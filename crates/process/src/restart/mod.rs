@@ -221,6 +221,16 @@ pub fn check(folder: &std::path::Path) -> Result<(), EngineError> {
     memory::check_objects(&plan.shared()?, &plan.job.objects)
 }
 
+/// Looks at the files that the job in the image has, as a restart on this machine would find them
+/// below `paths`: a sentence for each that is not there or is another. Changes nothing.
+///
+/// # Errors
+/// The image cannot be read, or is of another kind of machine.
+pub fn lacking(folder: &std::path::Path, paths: PathMap) -> Result<Vec<String>, EngineError> {
+    let options = RestartOptions { paths, ..RestartOptions::new(folder.to_owned()) };
+    Ok(files::lacking(&Plan::read(&options)?)?.into_iter().collect())
+}
+
 /// Whether the image in `folder` holds what the plugin of that name has saved of descriptors.
 pub fn holds(folder: &std::path::Path, plugin: &str) -> Result<bool, EngineError> {
     let (opened, manifest) = &kedge_image::chain(folder)?[0];

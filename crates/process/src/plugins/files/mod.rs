@@ -1,5 +1,6 @@
 //! Files and directories: offset, flags and path; contents where they would be lost or changed.
 
+mod lacking;
 mod mapped;
 pub(super) mod open;
 mod passing;
@@ -15,6 +16,7 @@ use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin};
+pub(crate) use lacking::look;
 pub(crate) use passing::Passing;
 pub(crate) use places::Places;
 use rustix::fs::{SeekFrom, fstatfs, seek};
