@@ -135,8 +135,19 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     let events = args.events.open()?;
     let tell = shown.is_shown() || events.are_wanted();
     let last_word = false;
-    let order =
-        Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms, tell, last_word };
+    let order = Order {
+        dir,
+        codec,
+        keep_files,
+        content,
+        stop,
+        ahead,
+        verify,
+        hold_ms,
+        tell,
+        last_word,
+        moves: None,
+    };
     let mut report = Report::default();
     let jobs = Jobs::open()?;
     let job = args.job.to_string();

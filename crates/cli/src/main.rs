@@ -30,6 +30,7 @@ mod metrics;
 mod migrate;
 mod mistyped;
 mod model;
+mod moved_job;
 mod output;
 mod probe;
 mod progress;
@@ -42,6 +43,7 @@ mod serve;
 mod shell;
 mod size;
 mod swap;
+mod take_job;
 mod time;
 mod top;
 mod trace;
@@ -162,6 +164,10 @@ enum Command {
     Names(completions::NamesArgs),
     #[command(hide = true)]
     RemoteShell(shell::RemoteShellArgs),
+    #[command(hide = true)]
+    TakeJob(take_job::TakeJobArgs),
+    #[command(hide = true)]
+    RelayJob(moved_job::RelayJobArgs),
 }
 
 fn main() -> ExitCode {
@@ -211,6 +217,8 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args).map(done),
         Command::Names(args) => completions::names(&args).map(done),
         Command::RemoteShell(args) => shell::run(&args),
+        Command::TakeJob(args) => take_job::run(&args).map(done),
+        Command::RelayJob(args) => moved_job::run(&args),
     };
     result.unwrap_or_else(|failure| failure.report())
 }

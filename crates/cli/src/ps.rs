@@ -57,11 +57,12 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
     let now = jobs::now();
     for meta in metas {
         let name = meta.state.name();
-        let (style, state) = match meta.state {
+        let (style, state) = match &meta.state {
             State::Running => (GOOD, name.to_owned()),
             State::Unsupervised => (BAD, name.to_owned()),
             State::Exited(0) => (DIM, format!("{name} 0")),
             State::Exited(number) | State::Killed(number) => (BAD, format!("{name} {number}")),
+            State::Moved(to) => (DIM, format!("{name} to {}", output::harmless(to))),
         };
         let image = meta.name.parse().ok().and_then(|name| jobs.last_image(&name));
         let time = meta.ended.unwrap_or(now).saturating_sub(meta.started);
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
 
 fn row(jobs: &Jobs, meta: Meta) -> Row {
     let (status, signal) = match meta.state {
-        State::Running | State::Unsupervised => (None, None),
+        State::Running | State::Unsupervised | State::Moved(_) => (None, None),
         State::Exited(status) => (Some(status), None),
         State::Killed(signal) => (None, Some(signal)),
     };

@@ -77,6 +77,9 @@ pub(crate) struct RestartArgs {
     /// Where the image is: said by root's kedge to the one that it starts as the image's owner
     #[arg(long, value_name = "PATH", hide = true)]
     resolved: Option<PathBuf>,
+    /// A socket on which it is said when the job may run
+    #[arg(long, value_name = "FD", hide = true)]
+    gate: Option<i32>,
     /// What a part of several is to know of the others
     #[arg(long, value_name = "JSON", hide = true)]
     part: Option<String>,
@@ -149,7 +152,7 @@ fn came_back() {
     }
 }
 
-fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
+pub(crate) fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
     let pair = text.split_once('=').map(|(old, new)| (PathBuf::from(old), PathBuf::from(new)));
     pair.filter(|(old, new)| old.is_absolute() && new.is_absolute())
         .ok_or_else(|| format!("`{text}` maps no path: give OLD=NEW, two absolute paths"))
@@ -230,6 +233,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         showing,
         quiet: args.quiet,
         resume: None,
+        gate: args.gate,
     };
     manner.conclude(kedge_supervisor::restart(&spec))
 }

@@ -5,6 +5,7 @@ use crate::cache::ForProgram;
 use crate::events::{Event, Events, EventsArgs};
 use crate::gpu;
 use crate::mistyped;
+use crate::moved_job;
 use crate::output;
 use crate::restart;
 use crate::size::Size;
@@ -382,6 +383,7 @@ impl Manner {
             failure
         });
         match end? {
+            End::Ended(Ended { moved: Some(moved), .. }) => Err(moved_job::go_along(&moved, self)),
             End::Ended(Ended { outcome, postscript, .. }) => {
                 events.tell(&ended(outcome));
                 let lines = postscript.iter().filter(|_| !self.quiet);
@@ -405,6 +407,23 @@ impl Manner {
                 Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
             }
         }
+    }
+}
+
+/// Ends as a job has that ran elsewhere.
+///
+/// # Errors
+/// It is not known how it has.
+pub(crate) fn ended_as(
+    manner: &Manner,
+    outcome: Result<Outcome, Failure>,
+) -> Result<ExitCode, Failure> {
+    let outcome = outcome
+        .inspect_err(|failure| manner.events.tell(&Event::Failed { error: failure.message() }))?;
+    manner.events.tell(&ended(outcome));
+    match outcome {
+        Outcome::Exited(code) => Ok(ExitCode::from(code)),
+        Outcome::Killed(signal) => die_of(signal),
     }
 }
 

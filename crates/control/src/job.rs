@@ -30,6 +30,9 @@ pub enum Ask {
     },
     /// Move the job's devices while it runs.
     Migrate(Migrate),
+    /// Take the last image of a job that moves to another host as a whole, for which it stands
+    /// still until a [`Verdict`] comes on the connection.
+    Depart(Order),
     /// To be told which life of the job this is: another one after each restart.
     Life,
     /// To start a part of the job on another host. No checkpoint begins until the asker closes the
@@ -127,6 +130,34 @@ pub enum Moving {
     Done { processes: u32, seconds: f64 },
 }
 
+/// What becomes of a job that stands still for its last image here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// The other host has all of it, and waits.
+    Leave(Moved),
+    /// It goes on here.
+    Stay,
+}
+
+/// Where a job has moved, and how its streams are reached there.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// As `kedge migrate --host` has it, with its port.
+    pub server: String,
+    /// What names the move there.
+    pub token: [u8; 16],
+    /// What seals the streams.
+    pub secret: [u8; 32],
+}
+
+/// Without the secret.
+impl std::fmt::Debug for Moved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Moved").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
 /// What is to be done to the job's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -170,6 +201,11 @@ pub struct Order {
     /// ends as one that was saved.
     #[serde(default)]
     pub last_word: bool,
+    /// By what the image is called beside the job's name, if it is one of those by which the job
+    /// moves to another host: it follows the job's memory, and is none of the images that the job
+    /// is known to have.
+    #[serde(default)]
+    pub moves: Option<String>,
 }
 
 /// What an image holds.
@@ -219,6 +255,12 @@ pub enum Reply {
         bytes: u64,
     },
     Moving(Moving),
+    /// The job stands still, and its last image is there: a [`Verdict`] is waited for.
+    Standing {
+        image: PathBuf,
+    },
+    /// Nothing of the job runs here any more.
+    Departed,
     Life(String),
     Launch(Box<Launch>),
     Failed {

@@ -40,7 +40,8 @@ pub use error::ImageError;
 pub use folder::Folder;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{
-    DeviceLimits, Devices, FileEntry, Manifest, Parent, Part, list, newest, next_folder,
+    DeviceLimits, Devices, FileEntry, Manifest, NAME as MANIFEST, Parent, Part, list, newest,
+    next_folder,
 };
 pub use read::ImageFile;
 pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, retain};

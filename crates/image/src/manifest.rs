@@ -11,7 +11,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-pub(crate) const NAME: &str = "manifest.json";
+/// The file of an image that makes it one, which comes last.
+pub const NAME: &str = "manifest.json";
 /// Its name until it is whole.
 pub(crate) const NEW: &str = "manifest.json.new";
 const VERSION: u32 = 1;

@@ -193,7 +193,7 @@ pub fn end_session(server: &str, session: SessionKey, limit: Duration) -> Result
 }
 
 /// Why an answer does not come: it may be in place of one.
-fn bad_answer(server: &str, error: FrameError) -> ConnectError {
+pub(crate) fn bad_answer(server: &str, error: FrameError) -> ConnectError {
     let server = server.to_owned();
     let told = match &error {
         FrameError::Broken(error) => error.get_ref().and_then(|it| it.downcast_ref()),

@@ -13,6 +13,7 @@ mod drain;
 mod files;
 mod frame;
 mod inlet;
+mod jobs;
 mod link;
 mod measure;
 mod messages;
@@ -25,6 +26,7 @@ pub use drain::{Arrived, DrainSink, ImageLineError, receive_file};
 pub use files::{far_layers, named, serve_files};
 pub use frame::{FrameError, Frames, Sending, read_one, write_one};
 pub use inlet::{Connections, Inlet, Receiver};
+pub use jobs::{JobLine, JobLineError, SessionSecret, ToTaker, answer, hear, job_streams};
 pub use link::{FIRST_IMAGE, Links, Meter, Sender, Which};
 pub use measure::{MeasureError, Measuring, be_measured};
 pub use messages::{

@@ -6,7 +6,7 @@ use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.
@@ -62,6 +62,13 @@ wire! {
         /// by a proxy that does nothing else a `Result<Welcome, Refusal>`, which tells of no
         /// devices; then each `management::Question` has its `management::Answer`.
         Management = 5 { devices: List<u32, 16> },
+        /// A job that is to move here as a whole → `Result<Offer, Refused>`, then by a process
+        /// that takes it what [`ToTaker`](crate::ToTaker) says.
+        TakeJob = 6 { token: SessionKey },
+        /// The streams of a job that has moved here, and nothing of which runs where it was →
+        /// `Result<Offer, Refused>` by the process that has taken it; then what the two ends of a
+        /// remote shell say to each other.
+        JobStreams = 7 { token: SessionKey },
     }
 
     /// From the near end, on a connection that measures the line.

@@ -113,6 +113,7 @@ mod tests {
             users: None,
             keys: None,
             proxy: "/bin/false".into(),
+            takes_jobs: None,
         };
         let has = has.iter().copied().collect();
         let chosen = Chosen::of(&spec, wanted, limits, &has);

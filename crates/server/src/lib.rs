@@ -16,6 +16,7 @@ mod refusal;
 mod said;
 mod sessions;
 mod start;
+mod taken;
 mod taking;
 mod tenants;
 mod turns;
@@ -46,6 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use taken::Taken;
 use thiserror::Error;
 
 /// For a connection to say it.
@@ -76,6 +78,8 @@ pub struct ServeSpec {
     pub keys: Option<Keys>,
     /// The proxy's program.
     pub proxy: PathBuf,
+    /// kedge's own, where jobs of other hosts may move here.
+    pub takes_jobs: Option<PathBuf>,
 }
 
 #[derive(Debug, Error)]
@@ -90,6 +94,11 @@ pub enum ServeError {
     NotRoot,
     #[error("--users: give numbers of users that nobody is, such as 70000-70999")]
     NoUsers,
+    #[error(
+        "--take-jobs: jobs from other machines would run as root: start `kedge serve` as the user \
+         whose jobs it takes"
+    )]
+    TakesAsRoot,
     #[error("cannot start the thread that ends sessions of revoked keys: {0}")]
     Watch(io::Error),
 }
@@ -105,6 +114,8 @@ pub struct Server {
 struct Lender {
     spec: ServeSpec,
     sessions: Sessions,
+    /// Jobs that move here or have.
+    taken: Taken,
     openings: Openings,
     /// Connections that were refused before it was known whose they are.
     strangers: AtomicU64,
@@ -128,6 +139,9 @@ impl Server {
             }
             users.are_proper().then_some(()).ok_or(ServeError::NoUsers)?;
         }
+        if !is_here(address) && spec.takes_jobs.is_some() && rustix::process::geteuid().is_root() {
+            return Err(ServeError::TakesAsRoot);
+        }
         if !is_here(address) {
             if spec.users.is_none() && rustix::process::geteuid().is_root() {
                 let root = "proxies of all keys run as root: --users gives each a user of its own";
@@ -144,9 +158,9 @@ impl Server {
         }
         let listener =
             TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
-        let (sessions, strangers) = Default::default();
+        let (sessions, taken, strangers) = Default::default();
         let openings = Openings::new(MAX_OPENING);
-        let lender = Arc::new(Lender { spec, sessions, openings, strangers, say });
+        let lender = Arc::new(Lender { spec, sessions, taken, openings, strangers, say });
         if !is_here(address) {
             let watched = Arc::downgrade(&lender);
             let watch = move || {
@@ -387,6 +401,14 @@ impl Lender {
                 let key = draw_session_key().map_err(|error| error.to_string())?;
                 self.begin((Kind::Management, key, 1, JobKey::default()), &devices, who, stream)
             }
+            Purpose::TakeJob { token } => self.take_job(token, who, stream),
+            Purpose::JobStreams { token } => match self.taken.channel(&token, who.as_ref()) {
+                Some(channel) => taken::hand_over(&channel, stream),
+                None => {
+                    let why = "it has no such job: it was given up there, or has ended";
+                    self.refuse(who.as_ref(), &mut stream, why.into())
+                }
+            },
         }
     }
 
@@ -538,6 +560,7 @@ mod tests {
             users: None,
             keys: Some(Keys::at("/nonexistent".into())),
             proxy: "/bin/false".into(),
+            takes_jobs: None,
         }
     }
 

@@ -24,6 +24,12 @@ pub(crate) enum Refusal {
     Stuck,
     #[error("it cannot start a proxy: {0}")]
     Start(io::Error),
+    #[error("it takes no jobs: who runs the server may allow that (`kedge serve --take-jobs`)")]
+    TakesNone,
+    #[error("{0} jobs move there already: try again later")]
+    Taking(usize),
+    #[error("it cannot start what takes a job: {0}")]
+    Taker(io::Error),
     #[error("it has no devices of its own")]
     NoneOfItsOwn,
     #[error("there is no device {number}: it has 0 to {last}")]

@@ -477,6 +477,7 @@ mod tests {
             users: None,
             keys: None,
             proxy: place.proxy(),
+            takes_jobs: None,
         };
         let listener = TcpListener::bind(spec.listen).unwrap();
         let line = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

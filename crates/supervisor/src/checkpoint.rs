@@ -2,6 +2,7 @@
 
 use crate::amount::Amount;
 use crate::control::{Content, Order, Progress};
+use crate::departing::{DepartError, Leaves};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
 use crate::joint::{Builds, ConductError, Joint, Launches, Meeting};
@@ -55,6 +56,8 @@ pub(crate) enum CheckpointError {
     Over,
     #[error(transparent)]
     Move(#[from] MoveError),
+    #[error(transparent)]
+    Depart(#[from] DepartError),
     /// What the job's devices cannot, and what mends it.
     #[error("{0}")]
     Several(String),
@@ -185,7 +188,7 @@ impl Checkpointer {
             return Err(CheckpointError::Over);
         }
         if self.joint.get().is_none() {
-            match self.checkpoint_one(order, None, &mut tell) {
+            match self.checkpoint_one(order, (None, None), &mut tell) {
                 Err(CheckpointError::Joined) => {}
                 other => return other,
             }
@@ -211,13 +214,14 @@ impl Checkpointer {
         order: &Order,
         meeting: &Arc<Meeting>,
     ) -> Result<(), CheckpointError> {
-        self.checkpoint_one(order, Some(meeting), |_| {})
+        self.checkpoint_one(order, (Some(meeting), None), |_| {})
     }
 
-    fn checkpoint_one(
+    /// As a part of those that meet, or as a job that leaves with its image.
+    pub(crate) fn checkpoint_one(
         &self,
         order: &Order,
-        meeting: Option<&Arc<Meeting>>,
+        (meeting, leaves): (Option<&Arc<Meeting>>, Option<&dyn Leaves>),
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
         let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
@@ -230,7 +234,7 @@ impl Checkpointer {
         // A thread of its own: what it traces is let go, at the latest, when it ends.
         let taken = thread::scope(|scope| {
             let tracing = thread::Builder::new().name("checkpoint".into());
-            let tracing = tracing.spawn_scoped(scope, || self.take(order, meeting, tell));
+            let tracing = tracing.spawn_scoped(scope, || self.take(order, (meeting, leaves), tell));
             tracing
                 .map_err(|_| CheckpointError::Thread)?
                 .join()
@@ -242,7 +246,10 @@ impl Checkpointer {
         if let Err(error) = &taken {
             self.log.line(&format!("checkpoint failed: {error}"));
         }
-        if let Err(error) = self.tally.took(&taken) {
+        // Those by which a job moves are none that anybody goes back to.
+        if order.moves.is_none()
+            && let Err(error) = self.tally.took(&taken)
+        {
             self.log.line(&error.to_string());
         }
         taken
@@ -274,13 +281,14 @@ impl Checkpointer {
     fn take(
         &self,
         order: &Order,
-        meeting: Option<&Arc<Meeting>>,
+        (meeting, leaves): (Option<&Arc<Meeting>>, Option<&dyn Leaves>),
         mut tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
         let name = self.image_name(meeting.is_some());
+        let name = order.moves.iter().fold(name.to_string(), |name, of| format!("{name}.{of}"));
         let mut tries = 0;
         let ttl = order.hold_ms.map(Duration::from_millis).or(self.policy.hold);
         let ttl = ttl.filter(|ttl| !ttl.is_zero() && !order.stop);
@@ -288,7 +296,7 @@ impl Checkpointer {
         let mut session = None;
         let (claim, written) = loop {
             tries += 1;
-            let claim = Claim::new(&dir, &name.to_string())?;
+            let claim = Claim::new(&dir, &name)?;
             let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
             let hold = order.stop;
             let ((tracker, full), whole) = match meeting {
@@ -319,7 +327,8 @@ impl Checkpointer {
             let amount = Amount::of(&options, self.devices().is_some());
             let written = amount.telling(order.tell, &mut tell, |mut tell| {
                 let tell = &mut tell;
-                self.write(options, order.verify, ttl.is_some(), meeting, &mut session, tell)
+                let with = (meeting, leaves);
+                self.write(options, order.verify, ttl.is_some(), with, &mut session, tell)
             });
             match written {
                 Ok(written) => break (claim, written),
@@ -341,9 +350,11 @@ impl Checkpointer {
         let image = claim.folder().to_owned();
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
-        self.note(&image, &manifest, (stall_seconds, seconds), order.last_word);
-        self.keeper.durable(&image, held.zip(ttl), &self.log);
-        self.retain(&dir, &name.to_string());
+        if order.moves.is_none() {
+            self.note(&image, &manifest, (stall_seconds, seconds), order.last_word);
+            self.keeper.durable(&image, held.zip(ttl), &self.log);
+            self.retain(&dir, &name);
+        }
         tell(Progress::Durable { image, bytes, seconds, verified });
         Ok(())
     }
@@ -354,7 +365,7 @@ impl Checkpointer {
         mut options: Options,
         verify: bool,
         holds: bool,
-        meeting: Option<&Arc<Meeting>>,
+        (meeting, leaves): (Option<&Arc<Meeting>>, Option<&dyn Leaves>),
         session: &mut Option<Held>,
         tell: &mut impl FnMut(Progress),
     ) -> Result<Written, CheckpointError> {
@@ -411,12 +422,18 @@ impl Checkpointer {
             // What is no part of a whole is nothing to build on.
             counts.inspect_err(|_| self.tracker.forget())?;
         }
+        // Whatever fails until here, the job goes on.
+        leaves.map(|leaves| leaves.decide(&image)).transpose()?;
         if let Some(standing) = standing {
             // Whoever waits for the other parts now would hold up the end of this one.
             self.over.store(true, Ordering::SeqCst);
             self.recovery.give_up();
             standing.kill();
             kedge_process::signal(&roots, libc::SIGKILL);
+        }
+        if let Some(leaves) = leaves {
+            self.see_it_end(&roots);
+            leaves.gone();
         }
         Ok(Written { manifest, stall_seconds, held, verified })
     }
@@ -451,6 +468,9 @@ impl Checkpointer {
     /// What follows the job's memory for this image, if anything does, and whether it builds on
     /// none.
     pub(crate) fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
+        if order.moves.is_some() {
+            return (Some(self.tracker.clone()), order.content == Content::All);
+        }
         let every = self.policy.full_every;
         let changes = match order.content {
             Content::Usual => every.is_some(),

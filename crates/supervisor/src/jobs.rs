@@ -21,6 +21,7 @@ use crate::tally::Checkpoints;
 pub use commands::SHELL;
 pub(crate) use dir::{JobDir, StandIn};
 pub(crate) use joint::by_number;
+use kedge_control::job::Moved;
 pub(crate) use lock::try_lock;
 use lock::{is_locked, lock_soon, open_lock, stays_locked, taken};
 use places::Surroundings;
@@ -143,11 +144,13 @@ pub enum State {
     Killed(i32),
     /// Its processes run, and its supervisor was killed.
     Unsupervised,
+    /// As a whole, to this server: it goes on there.
+    Moved(String),
 }
 
 impl State {
     /// All that [`State::name`] returns.
-    pub const NAMES: [&str; 4] = ["running", "unsupervised", "exited", "killed"];
+    pub const NAMES: [&str; 5] = ["running", "unsupervised", "exited", "killed", "moved"];
 
     /// Returns the word that tells it from the others.
     #[must_use]
@@ -157,6 +160,7 @@ impl State {
             State::Unsupervised => "unsupervised",
             State::Exited(_) => "exited",
             State::Killed(_) => "killed",
+            State::Moved(_) => "moved",
         }
     }
 }
@@ -294,6 +298,12 @@ impl Jobs {
         dir.stays_open(false).map_err(io_error(&dir.dir))?;
         dir.clear();
         Ok(dir)
+    }
+
+    /// Returns where the job `name` has moved as a whole, if it has been decided that it does.
+    #[must_use]
+    pub fn moved(&self, name: &JobName) -> Option<Moved> {
+        crate::departing::moved_from(&self.folder(name))
     }
 
     /// All jobs, the newest first, with their state as it is now. A job whose supervisor died

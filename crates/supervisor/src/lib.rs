@@ -8,7 +8,9 @@ mod amount;
 mod check;
 mod checkpoint;
 pub mod control;
+mod departing;
 mod ending;
+mod gate;
 mod gpu;
 pub mod jobs;
 mod joint;
@@ -30,6 +32,7 @@ mod proxies;
 mod quiesce;
 mod rank;
 mod recover;
+mod relayed;
 mod rest;
 mod restart;
 pub mod resume;
@@ -48,12 +51,14 @@ mod watch;
 
 pub use again::{CONFIG, kedge_again};
 use checkpoint::{Checkpointer, new_life};
+pub use gate::{GO, RUNS, WAITS};
 pub use gpu::is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use joint::Joint;
 pub use joint::{Joining, KEY, far};
 use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
+use kedge_control::job::Moved;
 use kedge_control::joblog::JobLog;
 use kedge_control::trace::Wanted;
 pub use kedge_coordinator::{Far, FarError};
@@ -68,6 +73,7 @@ use missed::Missed;
 pub use mover::{MoveTo, Supervisor};
 pub use owner::{other_owner, start_as};
 pub use parts::{Parts, PartsError};
+pub use phases::moved as hold_move;
 use policy::{JobGpu, Policy};
 pub use postscript::Ended;
 use postscript::Postscript;
@@ -78,6 +84,7 @@ pub use rank::RankError;
 use rank::{Open, Seat};
 use recover::Recovery;
 pub use recover::{End, GoBack};
+pub use relayed::Passed;
 pub use restart::{Back, RestartSpec, images_of, restart, settle_restarts};
 pub use shown::Showing;
 pub use signals::{die_of, on_interrupt};
@@ -409,6 +416,10 @@ fn supervise(
     };
     let took = begin.elapsed();
     checkpointer.ended();
+    if let Some(moved) = departing::moved_from(dir.path()) {
+        program.see_proxies_off(spec, &signals, &proxies, &recovery);
+        return Ok(Some(left_for(dir, meta, moved, &log)));
+    }
     program.see_proxies_off(spec, &signals, &proxies, &recovery);
     finish(dir, meta, outcome, &log);
     let concluded = resume::concluded(name, &spec.policy, outcome, &missed, &log);
@@ -433,6 +444,16 @@ fn finish(dir: &JobDir, mut meta: Meta, outcome: Outcome, log: &JobLog) {
     if let Err(error) = dir.write_meta(&meta) {
         log.line(&error.to_string());
     }
+}
+
+/// Notes that the job has left for another host, where this process's streams are to be its.
+fn left_for(dir: &JobDir, mut meta: Meta, moved: Moved, log: &JobLog) -> Ended {
+    log.line(&format!("the job has moved to {}", moved.server));
+    (meta.state, meta.ended) = (State::Moved(moved.server.clone()), Some(jobs::now()));
+    if let Err(error) = dir.write_meta(&meta) {
+        log.line(&error.to_string());
+    }
+    Ended { moved: Some(moved), ..Ended::from(Outcome::Killed(libc::SIGKILL)) }
 }
 
 /// Answers on the job's control socket. A job that cannot be checkpointed runs all the same.

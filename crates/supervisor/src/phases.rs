@@ -16,7 +16,7 @@ const CHECKPOINT: &str = "KEDGE_HOLD_CHECKPOINT";
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A move has come so far.
-pub(crate) fn moved(phase: &str) {
+pub fn moved(phase: &str) {
     let Some(hold) = std::env::var(MOVE).ok() else { return };
     let Some(file) = hold.strip_prefix(phase).and_then(|rest| rest.strip_prefix(':')) else {
         return;

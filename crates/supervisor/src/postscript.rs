@@ -3,6 +3,7 @@
 use crate::Outcome;
 use crate::jobs::JobName;
 use kedge_control::check::Found;
+use kedge_control::job::Moved;
 use kedge_control::joblog::{self, Failure};
 use kedge_control::logfile::{Log, Mark};
 use kedge_control::stats::JobStats;
@@ -28,11 +29,14 @@ pub struct Ended {
     pub found: Option<Found>,
     /// Its trace, where one was wanted, or why there is none.
     pub traced: Option<Result<Merged, String>>,
+    /// Where it goes on, if it has not ended but moved as a whole.
+    pub moved: Option<Moved>,
 }
 
 impl From<Outcome> for Ended {
     fn from(outcome: Outcome) -> Ended {
-        Ended { outcome, postscript: Vec::new(), stats: None, found: None, traced: None }
+        let postscript = Vec::new();
+        Ended { outcome, postscript, stats: None, found: None, traced: None, moved: None }
     }
 }
 

@@ -351,6 +351,7 @@ impl RestartSpec {
             showing: None,
             quiet: false,
             resume: None,
+            gate: None,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             soft_memory: note.soft_memory,
             back: Some(Back {

@@ -2,6 +2,7 @@
 //! namespaces of their own, where the init that made them takes its checkpoints.
 
 use crate::checkpoint::{Checkpointer, new_life};
+use crate::gate::GATE;
 use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
 use crate::joint::{self, JOIN, Joining, Joint};
@@ -22,7 +23,10 @@ use crate::together::Ranks;
 use crate::turn::Turn;
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
-use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, resume, warm_of};
+use crate::{
+    Outcome, RunError, control, departing, finish, gpu, left_for, management_of, open_log, resume,
+    warm_of,
+};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_coordinator::Far;
@@ -71,6 +75,8 @@ pub struct RestartSpec {
     pub quiet: bool,
     /// Of the images in `path`, only this job's that it has not outlived are meant.
     pub resume: Option<JobName>,
+    /// A socket on which it is said when the job may run, once all else of it is there.
+    pub gate: Option<RawFd>,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -97,6 +103,10 @@ impl Back {
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let begin = Instant::now();
     signals::block_file_limit();
+    if let Some(fd) = spec.gate {
+        let what = "take the socket at which it is to wait";
+        GATE.wait_at(fd).map_err(|source| RunError::System { what, source })?;
+    }
     // What a restart has left that was killed with all that belonged to it.
     settle_all().said.iter().for_each(|said| tell(said));
     if let (None, None) = (&spec.back, &spec.joining) {
@@ -262,6 +272,11 @@ fn restart_one(
     let missed = Arc::new(Missed::new());
     let ranks = Ranks::of(place.joint, dir);
     let outcome = watch((policy.clone(), ranks), dir, &log, &signals, &restarted, &missed);
+    if let Some(moved) = departing::moved_from(dir.path()) {
+        drop(restarted);
+        recover::end_all()?;
+        return Ok(Some(left_for(dir, meta, moved, &log)));
+    }
     if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
         drop(restarted);
         recover::end_all()?;
@@ -343,7 +358,8 @@ fn first_that_works<'a>(
         let checkpointer =
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN];
+        inherits.extend(GATE.number());
+        let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN, &GATE];
         let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Others);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
@@ -369,6 +385,7 @@ fn first_that_works<'a>(
         }
         match restarted {
             Ok(restarted) => {
+                GATE.passed();
                 let ms = begin.elapsed().as_secs_f64() * 1e3;
                 log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
                 if let Some(showing) = spec.showing {

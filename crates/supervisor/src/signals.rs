@@ -61,6 +61,23 @@ impl Signals {
     /// Waits for the next signal.
     pub(crate) fn next(&self) -> Signal {
         loop {
+            match self.one() {
+                // What the terminal sends (code above 0, from the kernel) has reached the program
+                // too: it is in the same group.
+                (Signal::Forward(_), code) if code > 0 => {}
+                (signal, _) => return signal,
+            }
+        }
+    }
+
+    /// The same where the program is not of this terminal.
+    pub(crate) fn next_of_all(&self) -> Signal {
+        self.one().0
+    }
+
+    /// The next signal, and who has sent it (`si_code`).
+    fn one(&self) -> (Signal, libc::c_int) {
+        loop {
             let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
             // SAFETY: the set is initialised; sigwaitinfo fills `info`, which is plain data anyway.
             let (signal, info) = unsafe {
@@ -68,12 +85,10 @@ impl Signals {
                 (signal, info.assume_init())
             };
             if signal == libc::SIGCHLD {
-                return Signal::Child;
+                return (Signal::Child, info.si_code);
             }
-            // What the terminal sends (code above 0, from the kernel) has reached the program too:
-            // it is in the same group.
-            if signal > 0 && info.si_code <= 0 {
-                return Signal::Forward(signal);
+            if signal > 0 {
+                return (Signal::Forward(signal), info.si_code);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! `kedge migrate`.
 
+mod host;
 mod when;
 
 use crate::Failure;
@@ -13,6 +14,7 @@ use kedge_supervisor::Supervisor;
 use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 pub(crate) use when::is_free;
 use when::{Mover, Waiting, When};
@@ -34,6 +36,13 @@ A program may change its memory faster than that crosses. Without --max-pause it
 still for as long as what has changed needs; with it, the job stays where it is, unless \
 --stop-and-copy.
 
+With --host all of the job goes to another host, its processes too, and goes on there; the command \
+that has started it still has its terminal, signals and exit status. Its memory crosses while it \
+runs, in images that build on each other; for the last one it stands still. Files that it has \
+open lie on a file system that both hosts share, or come along if it writes them, or are the same \
+there (--path-map); that is looked at before it stands still. It goes on where it was, unless all \
+of it is there and only waits.
+
 --when says when that begins: at a time (+10m); idle, when the job has asked nothing of its devices \
 for a second; free, when next to nothing is taken of the memory of the devices that it is to go to. \
 Until then nothing has begun, and Ctrl-C ends the wait. With --keep-trying a move that cannot be \
@@ -49,7 +58,9 @@ Examples:
   kedge migrate sim --to local:1
   kedge migrate sim --to gpu-host:7531/0
   kedge migrate sim --to local:1 --when free --keep-trying
-  kedge migrate sim --to soft --max-pause 20ms --json";
+  kedge migrate sim --to soft --max-pause 20ms --json
+  kedge migrate sim --host node7
+  kedge migrate sim --host node7 --path-map /scratch/a=/scratch/b";
 
 /// What a pause is to be within where nothing is said of it.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(50);
@@ -60,16 +71,26 @@ pub(crate) const ROUNDS: u32 = 8;
 const AGAIN: Duration = Duration::from_secs(5);
 const AGAIN_MOST: Duration = Duration::from_secs(300);
 
-/// Move a running job's devices elsewhere
+/// Move a running job elsewhere: its devices, or all of it
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct MigrateArgs {
     /// The job
     #[arg(value_name = "JOB")]
     job: JobName,
-    /// Where to: soft, local[:I,J…] or HOST[:PORT][/I,J…]
-    #[arg(long, value_name = "DEVICES")]
+    /// Where its devices go: soft, local[:I,J…] or HOST[:PORT][/I,J…]
+    #[arg(long, value_name = "DEVICES", required_unless_present = "host", default_value = "")]
     to: String,
+    /// Move the whole job, its processes too, to this host, which runs `kedge serve --take-jobs`
+    #[arg(
+        long, value_name = "NAME[:PORT]",
+        conflicts_with_all = ["to", "when", "keep_trying", "begins"]
+    )]
+    host: Option<String>,
+    /// With --host: files below OLD here are below NEW there
+    #[arg(long = "path-map", value_name = "OLD=NEW", value_parser = crate::restart::pair)]
+    #[arg(requires = "host")]
+    paths: Vec<(PathBuf, PathBuf)>,
     /// When that begins: now, idle, free, or after a time, such as +10m
     #[arg(long, value_name = "WHEN", default_value = "now")]
     when: When,
@@ -105,6 +126,9 @@ pub(crate) struct MigrateArgs {
 
 pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
     let jobs = Jobs::open()?;
+    if let Some(host) = &args.host {
+        return host::run(args, &jobs, host);
+    }
     if let (When::Free, Err(bad)) = (args.when, args.to.parse::<GpuSpec>()) {
         // Such devices are never free.
         return Err(Failure::new(format!("--to {}: {bad}", args.to)));

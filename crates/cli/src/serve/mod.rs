@@ -37,6 +37,7 @@ Examples:
   kedge serve --gpu local:0,1               two of them
   kedge serve --gpu soft:4 --listen 127.0.0.1:9000
   kedge serve --metrics 127.0.0.1:9718      answer http://127.0.0.1:9718/metrics and /healthz
+  kedge serve --take-jobs --listen 0.0.0.0:7531   jobs may move here, as this user's
   kedge serve --grace 10m                   sessions may go on for so long when it is told to end";
 
 /// Lend this machine's devices to programs on others
@@ -75,6 +76,11 @@ pub(crate) struct ServeArgs {
     /// How it says on standard error what happens: for people, or an object of JSON a line
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     log_format: LogFormat,
+    /// Take jobs that move here as a whole (kedge migrate --host): their programs run here, as the
+    /// user who has started the server, for whoever has a key that is pinned here. Not as root,
+    /// but for jobs of this machine
+    #[arg(long)]
+    take_jobs: bool,
     /// How long sessions may go on when the server is told to end (SIGTERM, Ctrl-C): they are told
     /// in their jobs' logs, and no new one begins. Told again, it ends at once
     #[arg(long, value_name = "TIME", default_value = "30s")]
@@ -109,7 +115,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let keys = if listen.ip().is_loopback() { None } else { Some(Keys::of_user()?) };
     let (homes, claims) = (args.homes.clone(), args.claims.clone());
     let users = args.users.clone().map(|range| Users { range, homes, claims });
-    let spec = ServeSpec { listen, gpu: gpu.clone(), devices, soft_memory, users, keys, proxy };
+    let takes_jobs = args.take_jobs.then(std::env::current_exe).transpose()?;
+    let gpu_spec = gpu.clone();
+    let spec =
+        ServeSpec { listen, gpu: gpu_spec, devices, soft_memory, users, keys, proxy, takes_jobs };
     let say = args.log_format.say();
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;

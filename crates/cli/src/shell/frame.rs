@@ -5,14 +5,14 @@ use super::bytes::Bytes;
 use std::io;
 
 /// Bytes of a stream in one frame, at most.
-pub(super) const MOST: usize = 64 << 10;
+pub(crate) const MOST: usize = 64 << 10;
 /// Bytes of one stream that may be on their way, or wait at the other end for whoever reads them.
-pub(super) const WINDOW: usize = 1 << 20;
+pub(crate) const WINDOW: usize = 1 << 20;
 const HEAD: usize = 5;
 
 /// A stream of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     In,
     Out,
     Err,
@@ -23,7 +23,7 @@ impl Stream {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(crate) enum Frame {
     Data(Stream, Vec<u8>),
     /// Nothing more comes on it, or nobody reads it any more.
     End(Stream),
@@ -37,7 +37,7 @@ pub(super) enum Frame {
 
 impl Frame {
     /// Appends it to `bytes`.
-    pub(super) fn put(&self, bytes: &mut Vec<u8>) {
+    pub(crate) fn put(&self, bytes: &mut Vec<u8>) {
         match self {
             Frame::Data(stream, data) => put_data(*stream, data, bytes),
             Frame::End(stream) => put(3, &[*stream as u8], bytes),
@@ -52,7 +52,7 @@ impl Frame {
 }
 
 /// Appends a frame with data to `bytes`.
-pub(super) fn put_data(stream: Stream, data: &[u8], bytes: &mut Vec<u8>) {
+pub(crate) fn put_data(stream: Stream, data: &[u8], bytes: &mut Vec<u8>) {
     put(stream as u8, data, bytes);
 }
 
@@ -64,11 +64,11 @@ fn put(kind: u8, body: &[u8], bytes: &mut Vec<u8>) {
 
 /// Bytes that have come, and are not yet taken.
 #[derive(Debug, Default)]
-pub(super) struct Decoder(Bytes);
+pub(crate) struct Decoder(Bytes);
 
 impl Decoder {
     /// For who appends what has come.
-    pub(super) fn end(&mut self) -> &mut Vec<u8> {
+    pub(crate) fn end(&mut self) -> &mut Vec<u8> {
         self.0.end()
     }
 
@@ -76,7 +76,7 @@ impl Decoder {
     ///
     /// # Errors
     /// What comes is none.
-    pub(super) fn next(&mut self) -> io::Result<Option<Frame>> {
+    pub(crate) fn next(&mut self) -> io::Result<Option<Frame>> {
         let Some((head, rest)) = self.0.waiting().split_first_chunk::<HEAD>() else {
             return Ok(None);
         };

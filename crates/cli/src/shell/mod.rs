@@ -11,10 +11,10 @@
 
 mod bytes;
 mod far;
-mod frame;
+pub(crate) mod frame;
 mod near;
 mod options;
-mod relay;
+pub(crate) mod relay;
 
 use crate::Failure;
 use clap::Args;

@@ -108,7 +108,7 @@ impl Sink {
 
 /// One end of a remote shell.
 #[derive(Debug)]
-pub(super) struct Relay {
+pub(crate) struct Relay {
     link: TcpStream,
     channel: PskChannel,
     life: (String, u64),
@@ -133,7 +133,7 @@ impl Relay {
     ///
     /// # Errors
     /// The connection is lost, or the system gives no random numbers.
-    pub(super) fn new(link: TcpStream, secret: [u8; PSK_BYTES], end: PskEnd) -> io::Result<Relay> {
+    pub(crate) fn new(link: TcpStream, secret: [u8; PSK_BYTES], end: PskEnd) -> io::Result<Relay> {
         link.set_nonblocking(true)?;
         link.set_nodelay(true)?;
         // A host that is lost says nothing.
@@ -157,31 +157,31 @@ impl Relay {
         })
     }
 
-    pub(super) fn read_from(&mut self, stream: Stream, fd: OwnedFd) {
+    pub(crate) fn read_from(&mut self, stream: Stream, fd: OwnedFd) {
         self.sources.push(Source { stream, fd, room: WINDOW });
     }
 
-    pub(super) fn write_to(&mut self, stream: Stream, fd: OwnedFd) {
+    pub(crate) fn write_to(&mut self, stream: Stream, fd: OwnedFd) {
         let (way, waits) = (Way::of(&fd), Bytes::default());
         self.sinks.push(Sink { stream, fd, way, waits, untold: 0, ends: false });
     }
 
-    pub(super) fn say(&mut self, frame: &Frame) {
+    pub(crate) fn say(&mut self, frame: &Frame) {
         frame.put(&mut self.plain);
     }
 
     /// Signals and the command's end that have come since this was asked.
-    pub(super) fn told(&mut self) -> Vec<Frame> {
+    pub(crate) fn told(&mut self) -> Vec<Frame> {
         std::mem::take(&mut self.told)
     }
 
     /// Whether the other end has closed the connection, or it is lost.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed.is_some()
     }
 
     /// Why, if so.
-    pub(super) fn why_closed(&self) -> &str {
+    pub(crate) fn why_closed(&self) -> &str {
         self.closed.as_deref().unwrap_or_default()
     }
 
@@ -190,28 +190,28 @@ impl Relay {
         self.closed.get_or_insert_with(|| why.to_string());
     }
 
-    pub(super) fn has_sources(&self) -> bool {
+    pub(crate) fn has_sources(&self) -> bool {
         !self.sources.is_empty()
     }
 
     /// Whether all that has come has been written.
-    pub(super) fn has_written(&self) -> bool {
+    pub(crate) fn has_written(&self) -> bool {
         self.sinks.iter().all(|sink| sink.waits.is_empty())
     }
 
     /// Whether all that was said has been sent.
-    pub(super) fn has_sent(&self) -> bool {
+    pub(crate) fn has_sent(&self) -> bool {
         self.plain.is_empty() && self.out.is_empty()
     }
 
     /// Closes all streams.
-    pub(super) fn drop_streams(&mut self) {
+    pub(crate) fn drop_streams(&mut self) {
         self.sources.clear();
         self.sinks.clear();
     }
 
     /// Says that nothing more is said.
-    pub(super) fn shut(&self) {
+    pub(crate) fn shut(&self) {
         let _ = self.link.shutdown(std::net::Shutdown::Write);
     }
 
@@ -220,7 +220,7 @@ impl Relay {
     ///
     /// # Errors
     /// The kernel has no memory to wait with.
-    pub(super) fn turn(
+    pub(crate) fn turn(
         &mut self,
         also: Option<BorrowedFd<'_>>,
         wait: Option<Duration>,

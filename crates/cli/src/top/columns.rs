@@ -76,7 +76,7 @@ fn or_nothing(text: Option<String>) -> (Look, String) {
 
 /// One word, which the number of an end follows.
 fn state(job: &Job) -> (Look, String) {
-    match job.state {
+    match &job.state {
         State::Running => match job.silent {
             Some(time) => (Look::Bad, format!("silent {}", words::time(time.as_secs()))),
             None if job.devices.swapped_out => (Look::Fair, "swapped".into()),
@@ -86,6 +86,7 @@ fn state(job: &Job) -> (Look, String) {
         State::Exited(0) => (Look::Dim, "exited 0".into()),
         State::Exited(status) => (Look::Bad, format!("exited {status}")),
         State::Killed(signal) => (Look::Bad, format!("killed {signal}")),
+        State::Moved(to) => (Look::Dim, format!("moved to {to}")),
     }
 }
 

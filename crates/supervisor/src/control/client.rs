@@ -4,8 +4,8 @@ use crate::jobs::{JobError, JobName, Jobs, Meta, State};
 use crate::left;
 use crate::mover::Supervisor;
 use kedge_control::job::{
-    Ask, FailureKind, Kill, Migrate, Moving, Order, Progress, Reply, Request, VERSION, receive,
-    send,
+    Ask, FailureKind, Kill, Migrate, Moved, Moving, Order, Progress, Reply, Request, VERSION,
+    Verdict, receive, send,
 };
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -174,6 +174,72 @@ fn refused(kind: FailureKind, message: String) -> AskError {
     }
 }
 
+/// Why a job has not left for another host, or is not known to have.
+#[derive(Debug, Error)]
+pub enum DepartAskError {
+    /// It goes on here.
+    #[error(transparent)]
+    Stays(#[from] AskError),
+    /// What was to arrive has not; the job goes on here.
+    #[error("{0}")]
+    NotArrived(String),
+    /// Nobody answers since it was said that all has arrived.
+    #[error(
+        "whoever ends the job {job} here is gone ({source}): `kedge ps -a` tells whether it runs, \
+         and `kedge restart` brings it back"
+    )]
+    Undecided { job: JobName, source: io::Error },
+}
+
+/// Takes the last image of the job `name`, for which it stands still until `arrives` has brought it
+/// to another host and tells where. Returns when nothing of the job runs here any more.
+///
+/// # Errors
+/// As [`DepartAskError`] says.
+pub fn depart(
+    jobs: &Jobs,
+    name: &JobName,
+    order: &Order,
+    mut tell: impl FnMut(&Progress),
+    arrives: impl FnOnce(&Path) -> Result<Moved, String>,
+) -> Result<(), DepartAskError> {
+    let control = reach(jobs, name)?;
+    let silent = |source| AskError::Silent { job: name.clone(), source };
+    let stream = ask(&control, Ask::Depart(order.clone())).map_err(silent)?;
+    let mut arrives = Some(arrives);
+    let mut why = None;
+    loop {
+        let lost = |source| match (&arrives, &why) {
+            (None, None) => DepartAskError::Undecided { job: name.clone(), source },
+            _ => silent(source).into(),
+        };
+        match receive(&stream).map_err(lost)? {
+            Reply::Progress(progress) => tell(&progress),
+            Reply::Standing { image } => {
+                let Some(arrives) = arrives.take() else {
+                    return Err(silent(io::Error::from(io::ErrorKind::InvalidData)).into());
+                };
+                let verdict = match arrives(&image) {
+                    Ok(moved) => Verdict::Leave(moved),
+                    Err(error) => {
+                        why = Some(error);
+                        Verdict::Stay
+                    }
+                };
+                send(&stream, &verdict).map_err(silent)?;
+            }
+            Reply::Departed => return Ok(()),
+            Reply::Failed { kind, message } => {
+                return Err(match why {
+                    Some(why) => DepartAskError::NotArrived(why),
+                    None => refused(kind, message).into(),
+                });
+            }
+            _ => return Err(silent(io::Error::from(io::ErrorKind::InvalidData)).into()),
+        }
+    }
+}
+
 /// Asks the job `name` whether it answers, without waiting for that: whatever comes on the stream,
 /// its end too, is an answer.
 ///
@@ -265,6 +331,8 @@ pub(crate) fn take(
             Reply::Settled
             | Reply::Swapped { .. }
             | Reply::Moving(_)
+            | Reply::Standing { .. }
+            | Reply::Departed
             | Reply::Life(_)
             | Reply::Launch(_) => {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());

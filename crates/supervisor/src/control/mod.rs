@@ -4,7 +4,7 @@
 mod client;
 mod server;
 
-pub use client::{AskError, Until, checkpoint, hail, kill, migrate, swap};
+pub use client::{AskError, DepartAskError, Until, checkpoint, depart, hail, kill, migrate, swap};
 pub(crate) use client::{TakeError, settle, take};
 pub use kedge_control::job::{CodecName, Content, Kill, Migrate, Moving, Order, Progress, Settles};
 pub(crate) use server::serve;
@@ -33,7 +33,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(asks, 7, "{page}");
+        assert_eq!(asks, 8, "{page}");
         let (process, bytes, seconds) = (1, 2, 0.5);
         for (moving, name) in [
             (Moving::Round { process, round: 1, bytes, seconds }, "round"),

@@ -80,6 +80,9 @@ fn answer(asker: &Asker, checkpointer: &Arc<Checkpointer>) -> io::Result<()> {
             });
             moved.or_else(|error| send(stream, &failure(&error)))
         }
+        Ask::Depart(order) => {
+            checkpointer.depart(&order, stream).or_else(|error| send(stream, &failure(&error)))
+        }
         Ask::Launch { toward } => match checkpointer.launch(toward.as_deref()) {
             Ok((launching, launch)) => {
                 send(stream, &Reply::Launch(Box::new(launch)))?;

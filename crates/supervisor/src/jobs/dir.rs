@@ -118,6 +118,7 @@ impl JobDir {
         for left in sockets.into_iter().chain([self.held(), self.lost(), self.next()]) {
             let _ = fs::remove_file(left);
         }
+        crate::departing::clear(&self.dir);
         former::clear_unfinished(&self.dir);
         kedge_control::session::clear(&self.dir);
         let told = [self.stats(), self.findings(), self.trace(), self.usage()];

@@ -1,0 +1,265 @@
+//! What arrives of a job: its images, file by file. All names are plain ones, all files are new,
+//! and no image counts before its manifest is there, which comes last.
+
+use kedge_image::{MANIFEST, Manifest};
+use kedge_keys::Connection;
+use kedge_process::plugins::PathMap;
+use kedge_remote::{FrameError, SessionSecret, ToTaker, answer, hear};
+use kedge_supervisor::Parts;
+use kedge_supervisor::jobs::{JobName, Jobs, State};
+use kedge_supervisor::policy;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+/// Between two words of whoever moves the job: a round may take long.
+const SILENCE: Duration = Duration::from_secs(600);
+/// Images that a move brings, and files of one.
+const MOST_IMAGES: usize = 1000;
+const MOST_FILES: usize = 100_000;
+
+/// A job that arrives.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) job: JobName,
+    /// Where its files are here: old and new.
+    pub(super) paths: Vec<(PathBuf, PathBuf)>,
+    /// What seals its streams.
+    pub(super) secret: SessionSecret,
+    /// Where its images go.
+    pub(super) folder: PathBuf,
+    /// Those that have come, by their folders.
+    images: Vec<PathBuf>,
+    files: usize,
+}
+
+/// One that is here, and the image that it is to be restarted from.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub(super) arrival: Arrival,
+    pub(super) image: PathBuf,
+}
+
+impl Arrival {
+    /// Receives images until the job is to be restarted; `None` where it stays.
+    ///
+    /// # Errors
+    /// The line is lost: nothing is left of what has come.
+    pub(super) fn receive(line: &mut Connection) -> io::Result<Option<Arrived>> {
+        let mut arrival = None;
+        match Arrival::hear_all(line, &mut arrival) {
+            Ok(image) => {
+                let images = image.zip(arrival);
+                Ok(images.map(|(image, arrival)| Arrived { arrival, image }))
+            }
+            Err(error) => {
+                arrival.map_or(Ok(()), |arrival| arrival.remove())?;
+                Err(io::Error::other(error))
+            }
+        }
+    }
+
+    fn hear_all(
+        line: &mut Connection,
+        arrival: &mut Option<Arrival>,
+    ) -> Result<Option<PathBuf>, FrameError> {
+        line.stream().set_read_timeout(Some(SILENCE))?;
+        loop {
+            let word = hear(line)?;
+            let done = match (word, &mut *arrival) {
+                (ToTaker::Stay {}, Some(arrival)) => {
+                    answer(line, arrival.remove().map_err(|error| error.to_string()))?;
+                    return Ok(None);
+                }
+                (ToTaker::Hello { job, build, paths, secret }, none @ None) => {
+                    let paths = paths.iter().map(|pair| (**pair).to_owned());
+                    let begun = Arrival::begin(&job, &build, paths.collect(), secret);
+                    begun.map(|begun| *none = Some(begun))
+                }
+                (ToTaker::Image { name }, Some(arrival)) => arrival.image(&name),
+                (ToTaker::File { name, bytes }, Some(arrival)) => {
+                    arrival.file(&name, bytes, line)?
+                }
+                (ToTaker::Check { name }, Some(arrival)) => {
+                    arrival.known(&name).and_then(|image| arrival.check(&image))
+                }
+                (ToTaker::Restart { name }, Some(arrival)) => match arrival.known(&name) {
+                    Ok(image) => return Ok(Some(image)),
+                    Err(why) => Err(why),
+                },
+                _ => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            };
+            answer(line, done)?;
+        }
+    }
+
+    /// Looks whether such a job may come here at all.
+    fn begin(
+        job: &str,
+        build: &str,
+        paths: Vec<String>,
+        secret: SessionSecret,
+    ) -> Result<Arrival, String> {
+        let own = env!("CARGO_PKG_VERSION");
+        if build != own {
+            return Err(format!(
+                "the job is of kedge {build}, and here is {own}: install the same on both hosts"
+            ));
+        }
+        let job: JobName = job.parse().map_err(|bad| format!("{bad}"))?;
+        let jobs = Jobs::open().map_err(|error| error.to_string())?;
+        let goes_on = [State::Running, State::Unsupervised];
+        if jobs.find(&job).is_some_and(|meta| goes_on.contains(&meta.state)) {
+            return Err(format!("a job named {job} runs here already"));
+        }
+        let paths = paths.iter().map(|pair| crate::restart::pair(pair));
+        let paths = paths.collect::<Result<_, _>>()?;
+        let folder = policy::default_dir().map_err(|error| error.to_string())?;
+        fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(Arrival { job, paths, secret, folder, images: Vec::new(), files: 0 })
+    }
+
+    /// Begins an image.
+    fn image(&mut self, name: &str) -> Result<(), String> {
+        // Of another job's it could take no place, since it is new.
+        if !is_plain(name) || !name.starts_with(&format!("{}.m", self.job)) {
+            return Err(format!("`{name}` is no name of an image of {}", self.job));
+        }
+        if self.images.len() == MOST_IMAGES {
+            return Err(format!("it has brought {MOST_IMAGES} images already"));
+        }
+        let folder = self.folder.join(name);
+        let made = DirBuilder::new().mode(0o700).create(&folder);
+        made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        self.images.push(folder);
+        self.files = 0;
+        Ok(())
+    }
+
+    /// Takes a file of the image that has begun last, whose bytes are read in any case.
+    fn file(
+        &mut self,
+        name: &str,
+        bytes: u64,
+        line: &mut Connection,
+    ) -> Result<Result<(), String>, FrameError> {
+        let made = self.create(name);
+        let mut left = bytes;
+        let mut written = made;
+        while left > 0 {
+            let ToTaker::Chunk { bytes } = hear(line)? else {
+                return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+            };
+            let count = bytes.len() as u64;
+            if count == 0 || count > left {
+                return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+            }
+            left -= count;
+            written = written.and_then(|(mut file, path)| match file.write_all(&bytes) {
+                Ok(()) => Ok((file, path)),
+                Err(error) => Err(format!("{}: {error}", path.display())),
+            });
+        }
+        Ok(written.and_then(|(file, path)| {
+            file.sync_all().map_err(|error| format!("{}: {error}", path.display()))
+        }))
+    }
+
+    fn create(&mut self, name: &str) -> Result<(File, PathBuf), String> {
+        let folder = self.images.last().ok_or("no image has begun")?;
+        if !is_plain(name) || self.files == MOST_FILES || folder.join(MANIFEST).exists() {
+            return Err(format!("`{name}` is no file of an image"));
+        }
+        self.files += 1;
+        let path = folder.join(name);
+        let made = File::options().write(true).create_new(true).mode(0o600).open(&path);
+        made.map(|file| (file, path.clone()))
+            .map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// The folder of an image that has come.
+    fn known(&self, name: &str) -> Result<PathBuf, String> {
+        let image = self.folder.join(name);
+        match self.images.contains(&image) {
+            true => Ok(image),
+            false => Err(format!("no image `{name}` has come")),
+        }
+    }
+
+    /// Finds out whether the job could be restarted here, as far as that shows without doing it.
+    fn check(&self, image: &Path) -> Result<(), String> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        kedge_image::verify(image, cores).map_err(|damage| {
+            damage.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        })?;
+        let manifest = Manifest::read(image).map_err(|error| error.to_string())?;
+        if manifest.devices.is_some() {
+            Parts::find().map_err(|error| error.to_string())?;
+        }
+        kedge_process::check(image).map_err(|error| error.to_string())?;
+        let paths = PathMap::new(self.paths.iter().cloned());
+        let lacking = kedge_process::lacking(image, paths).map_err(|error| error.to_string())?;
+        match lacking.is_empty() {
+            true => Ok(()),
+            false => Err(lacking.join("; ")),
+        }
+    }
+
+    /// Removes what has come.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        // Each before those that it builds on.
+        self.images.iter().rev().try_for_each(|image| match fs::remove_dir_all(image) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        })
+    }
+}
+
+/// Whether it names something in a folder and nothing else.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(name: &str) -> Arrival {
+        let folder = std::env::temp_dir().join(format!("kedge-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let job = "sim".parse().unwrap();
+        Arrival { job, paths: vec![], secret: [0; 32], folder, images: vec![], files: 0 }
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        let mut arrival = arrival("arrival");
+        for name in ["..", ".", "", "sim.m1/../x", "other.m1-0001", "/sim.m1", "sim-0001", ".sim.m"]
+        {
+            assert!(arrival.image(name).is_err(), "{name}");
+        }
+        assert!(arrival.create("1.kimg").is_err(), "no image has begun");
+        arrival.image("sim.m1-0001").unwrap();
+        assert!(arrival.image("sim.m1-0001").is_err(), "it is there");
+        for name in ["..", "a/b", "", ".hidden"] {
+            assert!(arrival.create(name).is_err(), "{name}");
+        }
+        drop(arrival.create("1.kimg").unwrap());
+        assert!(arrival.create("1.kimg").is_err(), "it is there");
+        drop(arrival.create(MANIFEST).unwrap());
+        assert!(arrival.create("2.kimg").is_err(), "nothing comes after a manifest");
+        assert!(arrival.known("sim.m2-0001").is_err() && arrival.known("sim.m1-0001").is_ok());
+        arrival.remove().unwrap();
+        assert_eq!(fs::read_dir(&arrival.folder).unwrap().count(), 0);
+        fs::remove_dir_all(&arrival.folder).unwrap();
+    }
+
+    #[test]
+    fn another_version_s_job_does_not_come() {
+        let refused = Arrival::begin("sim", "0.0.0", vec![], [0; 32]).unwrap_err();
+        assert!(refused.contains("install the same"), "{refused}");
+    }
+}

@@ -1,0 +1,339 @@
+//! A whole job moves to another host, its processes too, and nobody notices but by a pause: its
+//! terminal, its exit status and its signals stay where it was started. Whatever is killed at
+//! whatever moment leaves it on one of the two hosts. Hosts are state folders of their own here,
+//! and in the last test a network with keys.
+#![forbid(unsafe_code)]
+
+use kedge_tests::job::{Job, User, build, children, kedge_as, kill_all_in, name, send};
+use kedge_tests::network::{ADDRESS, Network, until};
+use kedge_tests::server::Served;
+use kedge_tests::world::{World, stderr};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const STEPS: u64 = 150;
+/// What the program ends with when all of its steps were right.
+const WELL: i32 = 7;
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Two hosts, of which the second one takes jobs.
+struct Hosts {
+    world: World,
+    server: Served,
+}
+
+impl Hosts {
+    fn new(name: &str) -> Hosts {
+        Hosts::with(name, &["--take-jobs"], &[])
+    }
+
+    fn with(name: &str, options: &[&str], environment: &[(&str, &Path)]) -> Hosts {
+        let world = World::new(name);
+        build(&world, "steps", &[]);
+        for host in ["a", "b"] {
+            fs::create_dir(world.home().join(host)).expect("a folder");
+        }
+        let serve = ["serve", "--gpu", "soft", "--listen", "127.0.0.1:0"];
+        let mut command = Command::new(world.parts());
+        command.args(serve).args(options).current_dir("/").env("KEDGE_CONFIG", "");
+        command.env("XDG_STATE_HOME", world.home().join("b")).envs(environment.iter().copied());
+        Hosts { server: Served::started(command), world }
+    }
+
+    fn kedge(&self, host: &str, arguments: &[&str]) -> Command {
+        let mut command = kedge_as(&self.world, User::Same, arguments);
+        command.env("XDG_STATE_HOME", self.home().join(host));
+        command
+    }
+
+    fn home(&self) -> PathBuf {
+        self.world.home()
+    }
+
+    /// A job on the first host: a shell, a program that counts, and what copies that to a file.
+    fn start(&self) -> Job {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, environment: &[(&str, &str)]) -> Job {
+        let line = format!("set -o pipefail; ./steps {STEPS} 20 2 8 | tee copy");
+        let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", &line];
+        let mut command = self.kedge("a", &run);
+        command.envs(environment.iter().copied());
+        Job::start(command)
+    }
+
+    fn migrate(&self, options: &[&str]) -> Command {
+        let migrate = ["migrate", "j", "--host", &self.server.address];
+        self.kedge("a", &[&migrate[..], options].concat())
+    }
+
+    fn moved(&self, options: &[&str]) -> Output {
+        self.migrate(options).output().expect("kedge")
+    }
+
+    /// A move that is held at `phase` until the file is gone.
+    fn held(&self, phase: &str) -> (Child, PathBuf) {
+        let file = self.home().join("held");
+        let mut command = self.migrate(&[]);
+        command.env("KEDGE_HOLD_MOVE", format!("{phase}:{}", file.display()));
+        let child = command.spawn().expect("kedge");
+        until(phase, || file.exists());
+        (child, file)
+    }
+
+    /// The state of the job on a host; nothing where it has never been.
+    fn state(&self, host: &str) -> String {
+        let rows = self.kedge(host, &["ps", "-a", "--json"]).output().expect("kedge").stdout;
+        let rows: Value = serde_json::from_slice(&rows).expect("rows");
+        rows[0]["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// All steps were done once, as the file has it that the job writes.
+    fn copy_is_right(&self) {
+        let copy = fs::read_to_string(self.home().join("copy")).expect("the copy");
+        let lines: Vec<&str> = copy.lines().collect();
+        let nonce = lines[0].strip_prefix("nonce ").expect("a nonce");
+        let steps = (1..=STEPS).map(|step| format!("{nonce} {step}"));
+        let all = steps.chain([format!("{nonce} well")]).collect::<Vec<_>>();
+        assert_eq!(lines[1..], all);
+    }
+
+    fn images(&self, host: &str) -> usize {
+        let images = fs::read_dir(self.home().join(host).join("kedge/images"));
+        images.map_or(0, |images| images.flatten().count())
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        kill_all_in(&self.world.home());
+    }
+}
+
+#[test]
+fn a_job_goes_there_and_its_streams_stay() {
+    let hosts = Hosts::new("jmgoes");
+    let mut job = hosts.start();
+    job.read_to(10);
+    let output = hosts.moved(&["--json"]);
+    assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    let said = stdout(&output);
+    let events: Vec<Value> =
+        said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let names: Vec<&str> = events.iter().filter_map(|event| event["event"].as_str()).collect();
+    assert!(names.starts_with(&["round"]) && names.ends_with(&["pause", "done"]), "{said}");
+    assert!(events[names.len() - 2]["seconds"].as_f64().is_some_and(|pause| pause > 0.0));
+    job.read_to(job.step + 10);
+    assert_eq!((hosts.state("a"), hosts.state("b")), ("moved".into(), "running".into()));
+    assert_eq!(hosts.images("a"), 0, "its images are where it is");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+    until("its end there", || hosts.state("b") == "exited");
+}
+
+/// A restarted job's images are taken by its init: it moves as well, and the name that it has left
+/// is free.
+#[test]
+fn a_job_comes_back_and_goes_again() {
+    let hosts = Hosts::new("jmback");
+    let mut serve = Command::new(hosts.world.parts());
+    serve.args(["serve", "--gpu", "soft", "--take-jobs", "--listen", "127.0.0.1:0"]);
+    serve.env("XDG_STATE_HOME", hosts.home().join("a")).env("KEDGE_CONFIG", "").current_dir("/");
+    let back = Served::started(serve);
+    let mut job = hosts.start();
+    job.read_to(5);
+    assert!(hosts.moved(&[]).status.success());
+    job.read_to(job.step + 5);
+    let migrate = ["migrate", "j", "--host", &back.address];
+    let output = hosts.kedge("b", &migrate).output().expect("kedge");
+    assert!(output.status.success(), "{output:?} {}", back.said());
+    job.read_to(job.step + 5);
+    assert_eq!((hosts.state("a"), hosts.state("b")), ("running".into(), "moved".into()));
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+}
+
+#[test]
+fn signals_reach_it_there() {
+    let hosts = Hosts::new("jmsignal");
+    let line = "trap 'echo caught; exit 9' TERM; while :; do sleep 0.05; done";
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", line];
+    let mut command = hosts.kedge("a", &run);
+    let job = command.spawn().expect("kedge");
+    until("the job", || hosts.state("a") == "running");
+    let output = hosts.moved(&[]);
+    assert!(output.status.success(), "{output:?}");
+    send("TERM", &children(job.id()));
+    let output = job.wait_with_output().expect("its end");
+    assert_eq!((output.status.code(), stdout(&output)), (Some(9), "caught\n".to_owned()));
+}
+
+/// Whoever moves it is killed: before all is decided it goes on where it was.
+#[test]
+fn a_mover_that_is_killed_before_the_decision_moves_nothing() {
+    for phase in ["connected", "round", "checked", "standing", "received", "ready"] {
+        let hosts = Hosts::new(&format!("jm{phase}"));
+        let mut job = hosts.start();
+        job.read_to(5);
+        let (mut mover, _) = hosts.held(phase);
+        send("KILL", &children(mover.id()));
+        let _ = mover.wait();
+        job.read_to(job.step + 10);
+        assert_eq!(hosts.state("a"), "running", "{phase}");
+        assert_eq!(job.finish(STEPS).code(), Some(WELL), "{phase}");
+        hosts.copy_is_right();
+    }
+}
+
+/// And after it, it runs there all the same: who has its streams says that it may.
+#[test]
+fn a_mover_that_is_killed_after_the_decision_has_moved_it() {
+    let hosts = Hosts::new("jmdeparted");
+    let mut job = hosts.start();
+    job.read_to(5);
+    let (mut mover, _) = hosts.held("departed");
+    send("KILL", &children(mover.id()));
+    let _ = mover.wait();
+    job.read_to(job.step + 10);
+    assert_eq!((hosts.state("a"), hosts.state("b")), ("moved".into(), "running".into()));
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+}
+
+/// Its processes have not been killed yet: they go on, and nothing does there.
+#[test]
+fn a_supervisor_that_is_killed_at_the_decision_leaves_it_here() {
+    let hosts = Hosts::new("jmdecided");
+    let file = hosts.home().join("held");
+    let hold = format!("decided:{}", file.display());
+    let mut job = hosts.start_with(&[("KEDGE_HOLD_MOVE", &hold)]);
+    job.read_to(5);
+    let mover = hosts.migrate(&[]).spawn().expect("kedge");
+    until("the decision", || file.exists());
+    send("KILL", &[job.kedge()]);
+    let output = mover.wait_with_output().expect("its end");
+    assert!(!output.status.success(), "{output:?}");
+    job.drain();
+    until("all steps", || {
+        fs::read_to_string(hosts.home().join("copy")).is_ok_and(|copy| copy.ends_with("well\n"))
+    });
+    hosts.copy_is_right();
+    assert_ne!(hosts.state("b"), "running");
+}
+
+/// What takes it is killed when all has arrived: it goes on where it was, and the command says why.
+#[test]
+fn a_target_that_vanishes_leaves_it_where_it_is() {
+    let world = World::new("jmheldthere");
+    let file = world.0.join("held");
+    let hold = PathBuf::from(format!("made:{}", file.display()));
+    let hosts = Hosts::with("jmvanish", &["--take-jobs"], &[("KEDGE_HOLD_MOVE", &hold)]);
+    let mut job = hosts.start();
+    job.read_to(5);
+    let mover = hosts.migrate(&[]).spawn().expect("kedge");
+    until("all of it there", || file.exists());
+    let takers = children(hosts.server.pid());
+    assert!(!takers.is_empty() && takers.iter().all(|pid| name(*pid) == "kedge"));
+    send("KILL", &takers);
+    let output = mover.wait_with_output().expect("its end");
+    assert!(stderr(&output).contains("is lost"), "{output:?}");
+    job.read_to(job.step + 10);
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+    assert_ne!(hosts.state("b"), "running");
+    assert_eq!(hosts.images("a"), 0);
+}
+
+#[test]
+fn a_server_takes_jobs_only_if_it_is_told_so() {
+    let hosts = Hosts::with("jmnone", &[], &[]);
+    let mut job = hosts.start();
+    job.read_to(5);
+    let output = hosts.moved(&[]);
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(stderr(&output).contains("`kedge serve --take-jobs`"), "{output:?}");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+}
+
+/// A file that is not there is told of while the job runs; one that lies elsewhere is found.
+#[test]
+fn files_are_looked_for_before_it_stands_still() {
+    let hosts = Hosts::new("jmfiles");
+    let at = |name: &str| hosts.home().join(name).display().to_string();
+    for (folder, text) in [("here", "of here\n"), ("there", "elsewhere\n"), ("short", "x")] {
+        fs::create_dir(at(folder)).expect("a folder");
+        let text = if text.len() > 1 { format!("{text:-<12}") } else { text.to_owned() };
+        fs::write(at(&format!("{folder}/data")), text).expect("a file");
+    }
+    let line = format!("exec 3<here/data; ./steps {STEPS} 20 1 1; cat <&3 >got; exit {WELL}");
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", &line];
+    let mut job = Job::start(hosts.kedge("a", &run));
+    job.read_to(5);
+    for (to, why) in [("nowhere", "cannot be opened there"), ("short", "has 1 bytes there")] {
+        let map = format!("{}={}", at("here"), at(to));
+        let output = hosts.moved(&["--json", "--path-map", &map]);
+        assert_eq!(output.status.code(), Some(125), "{output:?}");
+        let said = stderr(&output);
+        assert!(said.contains(why) && said.contains("/data"), "{to}: {output:?}");
+        assert!(!stdout(&output).contains("pause"), "{output:?}");
+        job.read_to(job.step + 2);
+        assert_eq!((hosts.images("a"), hosts.images("b")), (0, 0), "nothing is left");
+    }
+    let map = format!("{}={}", at("here"), at("there"));
+    let output = hosts.moved(&["--path-map", &map]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    let got = fs::read_to_string(at("got")).expect("what was read");
+    assert!(got.starts_with("elsewhere"), "{got:?}");
+}
+
+/// By keys, from one user's folder to another's, as a user without rights; who is not pinned moves
+/// nothing, and root's server takes nothing from other machines.
+#[test]
+fn keys_and_users() {
+    let Some(network) = Network::acquainted("jmkeys") else { return };
+    let listen = format!("{ADDRESS}:0");
+    let serve = ["serve", "--gpu", "soft", "--take-jobs", "--listen", &listen];
+    let refused = network.kedge("lender", &serve).output().expect("kedge");
+    assert!(stderr(&refused).contains("--take-jobs"), "{refused:?}");
+
+    let world = &network.world;
+    build(world, "steps", &[]);
+    let kedge = world.parts().display().to_string();
+    let base = world.0.display().to_string();
+    for host in ["a", "b"] {
+        fs::create_dir(world.0.join(host)).expect("a folder");
+    }
+    let id = User::Nobody.id().to_string();
+    let given = Command::new("chown").args(["-R", &format!("{id}:{id}"), &base]).status();
+    assert!(given.expect("chown").success());
+    let by = |user: &str, host: &str, words: &[&str]| {
+        let become_user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", &kedge];
+        let mut command = network.inside(&[&become_user[..], words].concat());
+        command.env("XDG_CONFIG_HOME", network.config(user)).env("KEDGE_CONFIG", "");
+        command.env("XDG_STATE_HOME", world.0.join(host)).env("HOME", &base);
+        command.env("XDG_RUNTIME_DIR", world.0.join(host)).current_dir(world.home());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let server = Served::started(by("lender", "b", &serve));
+    let steps = STEPS.to_string();
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "./steps", &steps, "20", "2", "8"];
+    let mut job = Job::start(by("alice", "a", &run));
+    job.read_to(5);
+    let migrate = ["migrate", "j", "--host", &server.address];
+    // Of bob nobody there knows anything.
+    for user in ["bob", "alice"] {
+        let output = by(user, "a", &migrate).output().expect("kedge");
+        assert_eq!(output.status.success(), user == "alice", "{output:?} {}", server.said());
+        job.read_to(job.step + 5);
+    }
+    assert_eq!(job.finish(STEPS).code(), Some(WELL), "{}", server.said());
+    kill_all_in(&world.home());
+}
