@@ -4,6 +4,7 @@
 //! and in the last test a network with keys.
 #![forbid(unsafe_code)]
 
+use kedge_tests::host;
 use kedge_tests::job::{Job, User, build, children, kedge_as, kill_all_in, name, send};
 use kedge_tests::network::{ADDRESS, Network, until};
 use kedge_tests::server::Served;
@@ -157,6 +158,26 @@ fn a_job_comes_back_and_goes_again() {
     assert_eq!((hosts.state("a"), hosts.state("b")), ("running".into(), "moved".into()));
     assert_eq!(job.finish(STEPS).code(), Some(WELL));
     hosts.copy_is_right();
+}
+
+/// Software devices come out of the image; those of a third host stay where they are.
+#[test]
+fn its_devices_go_along_or_stay() {
+    let third = Served::start(&["--gpu", "soft"]);
+    let program = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]).display().to_string();
+    for gpu in ["soft", &*third.address] {
+        let hosts = Hosts::new("jmdevices");
+        let steps = STEPS.to_string();
+        let run = ["run", "--gpu", gpu, "--job", "j", "--", &program, &steps, "40"];
+        let mut job = Job::start(hosts.kedge("a", &run));
+        job.read_to(10);
+        let output = hosts.moved(&[]);
+        assert!(output.status.success(), "{gpu}: {output:?} {}", hosts.server.said());
+        job.read_to(job.step + 10);
+        assert_eq!(children(third.pid()).len(), usize::from(gpu != "soft"), "{gpu}");
+        assert_eq!((hosts.state("a"), hosts.state("b")), ("moved".into(), "running".into()));
+        assert_eq!(job.finish(STEPS).code(), Some(WELL), "{gpu}");
+    }
 }
 
 #[test]
