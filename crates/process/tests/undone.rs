@@ -338,6 +338,44 @@ fn a_restart_that_fails_leaves_all_files_as_they_were() {
     reap();
 }
 
+/// Looks at the files when the job may run, which it then may not.
+#[derive(Debug)]
+struct Waiting {
+    file: PathBuf,
+    before: Vec<u8>,
+}
+
+impl Plugin for Waiting {
+    fn name(&self) -> &'static str {
+        "waiting"
+    }
+
+    fn claim(&self, _: &Found, _: &Job) -> Claim {
+        Claim::No
+    }
+
+    fn may_run(&self) -> Result<(), PluginError> {
+        let now = fs::read(&self.file).unwrap_or_default();
+        let what = if now == self.before { "as it was" } else { "changed" };
+        Err(PluginError::Refused(what.into()))
+    }
+}
+
+/// A job that waits for its word to run is another's still where it was, its files too.
+#[test]
+fn no_file_is_changed_before_the_job_may_run() {
+    let lost = Lost::new("waits");
+    let before = lost.change();
+    let file = lost.work("held");
+    let held = fs::read(&file).unwrap();
+    let plugin: &'static Waiting = Box::leak(Box::new(Waiting { file, before: held }));
+    let options = RestartOptions { plugins: vec![plugin], ..lost.options() };
+    let error = restart(&options, |job| job.reap_all()).unwrap_err().to_string();
+    assert!(error.contains("as it was"), "{error}");
+    lost.expect_old(&before, &error);
+    reap();
+}
+
 #[test]
 fn a_restart_that_succeeds_leaves_the_job_its_files_and_tells_what_is_aside() {
     let lost = Lost::new("succeeds");

@@ -66,7 +66,7 @@ impl Plugin for Gate {
     }
 
     /// In the job's init, whose copy of this it is.
-    fn agreed(&self) -> Result<(), PluginError> {
+    fn may_run(&self) -> Result<(), PluginError> {
         let Some(mut stream) = self.take() else { return Ok(()) };
         let mut word = [0];
         let heard = stream.write_all(&[WAITS]).and_then(|()| stream.read_exact(&mut word));

@@ -127,6 +127,12 @@ pub trait Plugin: Sync + std::fmt::Debug {
         Ok(())
     }
 
+    /// At a restart, when everything is there again and none of the user's files has been changed:
+    /// returns once the job may run, if it has to wait for that.
+    fn may_run(&self) -> Result<(), PluginError> {
+        Ok(())
+    }
+
     /// At a restart, when the user's files have been put back as well: the last that can fail. What
     /// others must agree to belongs here.
     fn agreed(&self) -> Result<(), PluginError> {

@@ -75,11 +75,14 @@ pub(super) fn run(
     let pidfd = pidfd(root)?;
     let what = "report that the job runs";
     let kept = report.try_clone().map_err(|source| EngineError::System { pid: 0, what, source })?;
+    translate::serve(listeners, std::mem::take(&mut descriptors.addresses))?;
+    // A job that has moved is decided to run here by that: what can fail should have failed, and
+    // files are the job's where it was until then.
+    plugins.iter().try_for_each(|plugin| plugin.may_run())?;
     // Until here no file of the user's has been changed; from here on, little can fail.
     descriptors.change_files()?;
     plugins.iter().try_for_each(|plugin| plugin.agreed())?;
     is_waited_for(report)?;
-    translate::serve(listeners, std::mem::take(&mut descriptors.addresses))?;
     // From here on nothing fails any more.
     descriptors.commit()?;
     let notes = descriptors.notes.join("\n");
