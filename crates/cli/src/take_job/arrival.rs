@@ -29,7 +29,8 @@ pub(super) struct Arrival {
     pub(super) paths: Vec<(PathBuf, PathBuf)>,
     /// What seals its streams.
     pub(super) secret: SessionSecret,
-    /// Where its images go.
+    /// Where its images go: a folder of its own in that of all images, which the host that it comes
+    /// from may share, once the first one comes.
     pub(super) folder: PathBuf,
     /// Those that have come, by their folders.
     images: Vec<PathBuf>,
@@ -131,9 +132,15 @@ impl Arrival {
         if self.images.len() == MOST_IMAGES {
             return Err(format!("it has brought {MOST_IMAGES} images already"));
         }
+        if self.images.is_empty() {
+            let own =
+                format!("{}-at-{}", name.rsplit_once('-').map_or(name, |both| both.0), host());
+            let own = self.folder.join(own);
+            create(&own)?;
+            self.folder = own;
+        }
         let folder = self.folder.join(name);
-        let made = DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        create(&folder)?;
         self.images.push(folder);
         self.files = 0;
         Ok(())
@@ -210,12 +217,29 @@ impl Arrival {
 
     /// Removes what has come.
     pub(super) fn remove(&self) -> io::Result<()> {
+        if self.images.is_empty() {
+            return Ok(());
+        }
         // Each before those that it builds on.
         self.images.iter().rev().try_for_each(|image| match fs::remove_dir_all(image) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
-        })
+        })?;
+        fs::remove_dir(&self.folder)
     }
+}
+
+/// Makes a new folder for this user alone.
+fn create(folder: &Path) -> Result<(), String> {
+    let made = DirBuilder::new().mode(0o700).create(folder);
+    made.map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+/// This host's name, as a part of a file's.
+fn host() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    name.chars().filter(|letter| plain(*letter)).take(64).collect()
 }
 
 /// Whether it names something in a folder and nothing else.
@@ -242,7 +266,11 @@ mod tests {
             assert!(arrival.image(name).is_err(), "{name}");
         }
         assert!(arrival.create("1.kimg").is_err(), "no image has begun");
+        let all = arrival.folder.clone();
+        // That a host has it from which it comes is no matter.
+        fs::create_dir(all.join("sim.m1-0001")).unwrap();
         arrival.image("sim.m1-0001").unwrap();
+        assert_eq!(arrival.folder.parent(), Some(&*all));
         assert!(arrival.image("sim.m1-0001").is_err(), "it is there");
         for name in ["..", "a/b", "", ".hidden"] {
             assert!(arrival.create(name).is_err(), "{name}");
@@ -253,8 +281,8 @@ mod tests {
         assert!(arrival.create("2.kimg").is_err(), "nothing comes after a manifest");
         assert!(arrival.known("sim.m2-0001").is_err() && arrival.known("sim.m1-0001").is_ok());
         arrival.remove().unwrap();
-        assert_eq!(fs::read_dir(&arrival.folder).unwrap().count(), 0);
-        fs::remove_dir_all(&arrival.folder).unwrap();
+        assert_eq!(fs::read_dir(&all).unwrap().count(), 1);
+        fs::remove_dir_all(&all).unwrap();
     }
 
     #[test]

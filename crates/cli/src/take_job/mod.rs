@@ -34,6 +34,8 @@ const HANDED: Duration = Duration::from_secs(30);
 const MADE: Duration = Duration::from_secs(600);
 /// How long a job waits that is here and may run elsewhere: whoever has its streams tries as long.
 const UNDECIDED: Duration = Duration::from_secs(300);
+/// For a restart to undo what it has done.
+const UNDONE: Duration = Duration::from_secs(60);
 /// Between two looks whether a restart goes on.
 const LOOK: Duration = Duration::from_millis(50);
 /// What is passed on of what a restart says that has failed.
@@ -146,8 +148,9 @@ impl Waiting {
         match wait_for(&gate, WAITS, &mut restart) {
             Ok(()) => Ok(Waiting { restart, gate, streams }),
             Err(error) => {
-                let _ = restart.kill();
-                let _ = restart.wait();
+                // Its init undoes what it has done.
+                drop(gate);
+                end(&mut restart);
                 Err(streams.last_words(SAID).unwrap_or_else(|| said(error)))
             }
         }
@@ -207,6 +210,19 @@ impl Waiting {
         drop(gate);
         let _ = restart.wait();
         drop(streams);
+    }
+}
+
+/// Returns when the restart has ended, which has been told that it is not wanted.
+fn end(restart: &mut Child) {
+    let begin = Instant::now();
+    while !matches!(restart.try_wait(), Ok(Some(_))) {
+        if begin.elapsed() > UNDONE {
+            let _ = restart.kill();
+            let _ = restart.wait();
+            return;
+        }
+        thread::sleep(LOOK);
     }
 }
 
