@@ -1,8 +1,9 @@
 //! Signals to a whole job.
 
 use crate::Roots;
+use crate::proc::{self, Status};
 use crate::stop;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The processes of the job that run now: those too that stand still, but for a capture.
 pub fn running(roots: &Roots) -> Vec<i32> {
@@ -25,4 +26,22 @@ pub fn signal(roots: &Roots, signal: i32) {
             unsafe { libc::kill(pid, signal) };
         }
     }
+}
+
+/// Returns which signals wait in the processes of the job that run now: a bit for each, by process.
+#[must_use]
+pub fn waiting(roots: &Roots) -> BTreeMap<i32, u64> {
+    stop::alive(roots).into_iter().map(|pid| (pid, waiting_in(pid))).collect()
+}
+
+fn waiting_in(tid: i32) -> u64 {
+    Status::of(tid).map_or(0, |status| status.hex("SigPnd") | status.hex("ShdPnd"))
+}
+
+/// Whether a process has ended, or was killed and is about to: nothing of it runs any more.
+#[must_use]
+pub fn is_dying(pid: i32) -> bool {
+    const KILLED: u64 = 1 << (libc::SIGKILL - 1);
+    let goes_on = |tid: i32| proc::goes_on(tid) && waiting_in(tid) & KILLED == 0;
+    !proc::own_threads(pid).into_iter().any(goes_on)
 }

@@ -2,7 +2,7 @@
 
 use crate::amount::Amount;
 use crate::control::{Content, Order, Progress};
-use crate::departing::{DepartError, Leaves};
+use crate::departing::{DepartError, Leaves, Rest};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
 use crate::joint::{Builds, ConductError, Joint, Launches, Meeting};
@@ -145,6 +145,8 @@ pub(crate) struct Checkpointer {
     pub(crate) keeper: At,
     /// What has changed since the last image.
     pub(crate) tracker: Tracker,
+    /// The move whose images that follows, if it follows none of the job's own.
+    pub(crate) followed: Mutex<Option<String>>,
     /// The folder that the job's processes know.
     pub(crate) home: PathBuf,
     /// Which life of the job this is.
@@ -303,6 +305,7 @@ impl Checkpointer {
                 None => (self.content(order), None),
                 Some(meeting) => self.content_of_part(meeting.builds()),
             };
+            let follows = tracker.is_some() && meeting.is_none();
             let other = tracker.is_none().then(|| self.tracker.clone());
             let usual = Options::new(claim.folder().to_owned());
             let except = self.last.parent().map(Path::to_owned).into_iter().collect();
@@ -331,7 +334,12 @@ impl Checkpointer {
                 self.write(options, order.verify, ttl.is_some(), with, &mut session, tell)
             });
             match written {
-                Ok(written) => break (claim, written),
+                Ok(written) => {
+                    if follows {
+                        self.followed().clone_from(&order.moves);
+                    }
+                    break (claim, written);
+                }
                 Err(error) => {
                     self.keeper.discard(claim.folder());
                     if !meeting.is_some_and(|meeting| meeting.may_count()) {
@@ -383,8 +391,10 @@ impl Checkpointer {
         }
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
         session.iter().zip(others).try_for_each(|(held, others)| held.settle(others))?;
+        let before = leaves.map(|_| Rest::before(&self.roots));
         let resting = self.rest(&mut begun, &preparing, patience)?;
         let Resting { quiet, roots, captures, stopped } = resting;
+        let mut rest = before.map(|before| Rest::begin(&roots, before));
         let captured = begun.capture(stopped);
         GPU.idle();
         let (mut captured, at) = (captured?, jobs::now());
@@ -392,6 +402,7 @@ impl Checkpointer {
         // What the job did while its image is written would be done twice. Whatever fails, it goes
         // on.
         let standing = captured.stand();
+        rest.iter_mut().for_each(Rest::stands);
         let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
         // The devices have stood still until here.
         drop(quiet);
@@ -423,7 +434,10 @@ impl Checkpointer {
             counts.inspect_err(|_| self.tracker.forget())?;
         }
         // Whatever fails until here, the job goes on.
-        leaves.map(|leaves| leaves.decide(&image)).transpose()?;
+        let leaves = leaves.zip(rest);
+        if let Some((leaves, rest)) = &leaves {
+            leaves.decide(&image, rest)?;
+        }
         if let Some(standing) = standing {
             // Whoever waits for the other parts now would hold up the end of this one.
             self.over.store(true, Ordering::SeqCst);
@@ -431,7 +445,7 @@ impl Checkpointer {
             standing.kill();
             kedge_process::signal(&roots, libc::SIGKILL);
         }
-        if let Some(leaves) = leaves {
+        if let Some((leaves, _)) = leaves {
             self.see_it_end(&roots);
             leaves.gone();
         }
@@ -468,6 +482,21 @@ impl Checkpointer {
     /// What follows the job's memory for this image, if anything does, and whether it builds on
     /// none.
     pub(crate) fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
+        let (tracker, full) = self.usual_content(order);
+        if tracker.is_none() {
+            return (tracker, full);
+        }
+        // Images by which a job moves go with it or are removed: no other builds on them, nor they
+        // on others.
+        let others = *self.followed() != order.moves;
+        (tracker, full || others)
+    }
+
+    fn followed(&self) -> MutexGuard<'_, Option<String>> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn usual_content(&self, order: &Order) -> (Option<Tracker>, bool) {
         if order.moves.is_some() {
             return (Some(self.tracker.clone()), order.content == Content::All);
         }

@@ -6,7 +6,8 @@
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::phases;
 use kedge_control::job::{Moved, Order, Reply, Verdict, receive, send};
-use kedge_process::{Roots, running};
+use kedge_process::{Roots, running, waiting};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -29,6 +30,12 @@ pub(crate) enum DepartError {
     Parts,
     #[error("the move was given up: the job goes on here")]
     Stays,
+    #[error("the job is being ended here, or goes back to an image: it does not move")]
+    Ends,
+    #[error("process {0} of the job has ended while it stood still: it does not move")]
+    Dead(i32),
+    #[error("the job was sent signal {0} while it stood still: it goes on here, try again")]
+    Signalled(u32),
     #[error("whoever moves the job is gone ({0}): the job goes on here")]
     Alone(io::Error),
     #[error("{path}: {source}: the job goes on here")]
@@ -41,7 +48,7 @@ pub(crate) trait Leaves: Sync {
     ///
     /// # Errors
     /// It goes on here.
-    fn decide(&self, image: &Path) -> Result<(), CheckpointError>;
+    fn decide(&self, image: &Path, rest: &Rest<'_>) -> Result<(), CheckpointError>;
 
     /// Is told that nothing of the job runs here any more.
     fn gone(&self);
@@ -50,12 +57,13 @@ pub(crate) trait Leaves: Sync {
 /// Who asked on the control socket.
 struct Asker<'a> {
     stream: &'a UnixStream,
+    job: &'a Checkpointer,
     /// Where it is written that the job goes.
     moved: PathBuf,
 }
 
 impl Leaves for Asker<'_> {
-    fn decide(&self, image: &Path) -> Result<(), CheckpointError> {
+    fn decide(&self, image: &Path, rest: &Rest<'_>) -> Result<(), CheckpointError> {
         let told = send(self.stream, &Reply::Standing { image: image.to_owned() });
         let heard = told
             .and_then(|()| self.stream.set_read_timeout(Some(DECIDING)))
@@ -65,7 +73,10 @@ impl Leaves for Asker<'_> {
             Verdict::Leave(moved) => {
                 let undecided =
                     |source| DepartError::Undecided { path: self.moved.clone(), source };
-                write(&self.moved, &moved).map_err(undecided)?;
+                self.job.recovery.leave(|| {
+                    rest.is_undisturbed()?;
+                    write(&self.moved, &moved).map_err(undecided)
+                })?;
                 phases::moved("decided");
                 Ok(())
             }
@@ -88,11 +99,16 @@ impl Checkpointer {
             return Err(DepartError::Parts.into());
         }
         let order = Order { stop: true, hold_ms: None, ..order.clone() };
-        let asker = Asker { stream, moved: self.last.with_file_name(MOVED) };
+        let asker = Asker { stream, job: self, moved: self.last.with_file_name(MOVED) };
         self.checkpoint_one(&order, (None, Some(&asker)), |progress| {
             // Whether anybody listens shows when it is to be decided.
             let _ = send(stream, &Reply::Progress(progress));
         })
+    }
+
+    /// Returns where the job goes, once it is decided that it does.
+    pub(crate) fn moved(&self) -> Option<Moved> {
+        moved_from(self.last.parent()?)
     }
 
     /// Returns when none of those processes is left: the decision is made, and until then nobody
@@ -104,9 +120,83 @@ impl Checkpointer {
     }
 }
 
+/// What must stay as it is while a job stands still: what happens to it meanwhile is in no image.
+pub(crate) struct Rest<'a> {
+    roots: &'a Roots,
+    /// Signals that waited in its processes before they stood still.
+    before: BTreeMap<i32, u64>,
+    /// Its processes since.
+    processes: Vec<i32>,
+}
+
+impl<'a> Rest<'a> {
+    /// Signals that wait in a job that runs.
+    pub(crate) fn before(roots: &Roots) -> BTreeMap<i32, u64> {
+        waiting(roots)
+    }
+
+    /// Begins with those that waited `before` it stood still.
+    pub(crate) fn begin(roots: &'a Roots, before: BTreeMap<i32, u64>) -> Rest<'a> {
+        Rest { roots, before, processes: Vec::new() }
+    }
+
+    /// Is told that it stands still.
+    pub(crate) fn stands(&mut self) {
+        self.processes = running(self.roots);
+    }
+
+    /// Looks whether what stands still is what was captured.
+    ///
+    /// # Errors
+    /// A process was ended, or sent a signal that it would not see elsewhere.
+    fn is_undisturbed(&self) -> Result<(), DepartError> {
+        /// Those that people and batch systems send: timers, which go on, send others.
+        const SENT: [i32; 7] = [
+            libc::SIGHUP,
+            libc::SIGINT,
+            libc::SIGQUIT,
+            libc::SIGKILL,
+            libc::SIGUSR1,
+            libc::SIGUSR2,
+            libc::SIGTERM,
+        ];
+        let sent = SENT.iter().fold(0, |all, signal| all | 1u64 << (signal - 1));
+        let now = waiting(self.roots);
+        if let Some(dead) = self.processes.iter().find(|pid| !now.contains_key(pid)) {
+            return Err(DepartError::Dead(*dead));
+        }
+        let new = now.iter().map(|(pid, now)| now & !self.before.get(pid).unwrap_or(&0) & sent);
+        match new.fold(0, |all, new| all | new) {
+            0 => Ok(()),
+            new => Err(DepartError::Signalled(new.trailing_zeros() + 1)),
+        }
+    }
+}
+
 /// Returns where the job whose folder this is has moved, if it has.
 pub(crate) fn moved_from(folder: &Path) -> Option<Moved> {
-    serde_json::from_slice(&fs::read(folder.join(MOVED)).ok()?).ok()
+    read(folder).ok().flatten()
+}
+
+/// The same, and tells where that cannot be read.
+pub(crate) fn read(folder: &Path) -> io::Result<Option<Moved>> {
+    match fs::read(folder.join(MOVED)) {
+        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes back, durably, that the job leaves: whoever calls this has the lock of its folder.
+///
+/// # Errors
+/// It may still be written there.
+pub(crate) fn revoke(folder: &Path) -> io::Result<()> {
+    match fs::remove_file(folder.join(MOVED)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::open(folder)?.sync_all()
 }
 
 /// Forgets what an earlier job of that name has left.
@@ -124,8 +214,17 @@ fn write(path: &Path, moved: &Moved) -> io::Result<()> {
     fs::rename(&new, path)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    // What is not known to be durable does not count.
-    synced.inspect_err(|_| drop(fs::remove_file(path)))
+    match synced {
+        // What is not known to be durable does not count.
+        Err(error) if withdraw(path, &file).is_ok() => Err(error),
+        // What cannot be taken back counts: everybody who looks finds it.
+        _ => Ok(()),
+    }
+}
+
+/// Has nobody find there what `file` holds.
+fn withdraw(path: &Path, file: &File) -> io::Result<()> {
+    fs::remove_file(path).or_else(|_| file.set_len(0))
 }
 
 #[cfg(test)]
@@ -147,6 +246,15 @@ mod tests {
         assert_eq!(moved_from(&folder), None);
         fs::write(folder.join(MOVED), "{}").unwrap();
         assert_eq!(moved_from(&folder), None);
+        write(&folder.join(MOVED), &moved).unwrap();
+        revoke(&folder).unwrap();
+        revoke(&folder).unwrap();
+        assert_eq!(read(&folder).unwrap(), None);
+        // Where it cannot be removed it is emptied.
+        write(&folder.join(MOVED), &moved).unwrap();
+        let file = File::options().write(true).open(folder.join(MOVED)).unwrap();
+        withdraw(&folder.join("nowhere/moved.json"), &file).unwrap();
+        assert_eq!(read(&folder).unwrap(), None);
         fs::remove_dir_all(&folder).unwrap();
     }
 }

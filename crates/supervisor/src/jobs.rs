@@ -21,9 +21,8 @@ use crate::tally::Checkpoints;
 pub use commands::SHELL;
 pub(crate) use dir::{JobDir, StandIn};
 pub(crate) use joint::by_number;
-use kedge_control::job::Moved;
-pub(crate) use lock::try_lock;
-use lock::{is_locked, lock_soon, open_lock, stays_locked, taken};
+use lock::{is_locked, lock_soon, stays_locked, taken};
+pub(crate) use lock::{open_lock, try_lock};
 use places::Surroundings;
 pub(crate) use places::{HOSTS, JOBS, variable};
 use serde::{Deserialize, Serialize};
@@ -300,12 +299,6 @@ impl Jobs {
         Ok(dir)
     }
 
-    /// Returns where the job `name` has moved as a whole, if it has been decided that it does.
-    #[must_use]
-    pub fn moved(&self, name: &JobName) -> Option<Moved> {
-        crate::departing::moved_from(&self.folder(name))
-    }
-
     /// All jobs, the newest first, with their state as it is now. A job whose supervisor died
     /// without a word counts as killed.
     pub fn list(&self) -> Result<Vec<Meta>, JobError> {
@@ -480,7 +473,7 @@ pub(crate) fn note_gpu(dir: &Path, gpu: &str) -> Result<(), JobError> {
     }
 }
 
-fn read_meta(dir: &Path) -> Option<Meta> {
+pub(crate) fn read_meta(dir: &Path) -> Option<Meta> {
     serde_json::from_slice(&fs::read(dir.join("meta.json")).ok()?).ok()
 }
 

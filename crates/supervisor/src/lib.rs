@@ -8,6 +8,7 @@ mod amount;
 mod check;
 mod checkpoint;
 pub mod control;
+mod departed;
 mod departing;
 mod ending;
 mod gate;
@@ -51,6 +52,7 @@ mod watch;
 
 pub use again::{CONFIG, kedge_again};
 use checkpoint::{Checkpointer, new_life};
+pub use departed::Departure;
 pub use gate::{GO, RUNS, WAITS};
 pub use gpu::is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
@@ -417,6 +419,9 @@ fn supervise(
     let took = begin.elapsed();
     checkpointer.ended();
     if let Some(moved) = departing::moved_from(dir.path()) {
+        // However long a last image may take: whoever has its streams says that nothing is left.
+        checkpointer.settle(None);
+        checkpointer.see_it_end(&checkpointer.roots);
         program.see_proxies_off(spec, &signals, &proxies, &recovery);
         return Ok(Some(left_for(dir, meta, moved, &log)));
     }
@@ -486,6 +491,7 @@ fn serve_control(
         recovery: recovery.clone(),
         keeper: At::of(dir),
         tracker: Tracker::default(),
+        followed: Mutex::default(),
         home: dir.path().to_owned(),
         life: new_life(),
         joint: joint.map(OnceLock::from).unwrap_or_default(),

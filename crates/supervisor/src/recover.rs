@@ -4,6 +4,7 @@
 //! so whoever waits for it notices nothing.
 
 use crate::checkpoint::Checkpointer;
+use crate::departing::DepartError;
 use crate::ending;
 use crate::jobs::{self, JobDir, JobError, JobName};
 use crate::keeper::{Held, HeldNote, Keeper};
@@ -184,6 +185,24 @@ impl Recovery {
     /// The job's end was asked for: whatever its proxies do, it does not go back.
     pub(crate) fn give_up(&self) {
         *self.fate() = Fate::GivenUp;
+    }
+
+    /// Has `decide` decide that the job leaves for another host, after which it does not go back
+    /// here. While that is under way nobody begins to end it.
+    ///
+    /// # Errors
+    /// It is being ended here, has lost something that it goes back for, or `decide` fails.
+    pub(crate) fn leave(
+        &self,
+        decide: impl FnOnce() -> Result<(), DepartError>,
+    ) -> Result<(), DepartError> {
+        let mut fate = self.fate();
+        if *fate != Fate::Whole {
+            return Err(DepartError::Ends);
+        }
+        decide()?;
+        *fate = Fate::GivenUp;
+        Ok(())
     }
 
     fn fate(&self) -> MutexGuard<'_, Fate> {

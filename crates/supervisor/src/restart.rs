@@ -593,6 +593,7 @@ impl Checkpointing<'_> {
             recovery,
             keeper: At::of(self.dir),
             tracker: Tracker::default(),
+            followed: Mutex::default(),
             home: self.home.clone(),
             life: new_life(),
             joint: self.joint.cloned().map(OnceLock::from).unwrap_or_default(),

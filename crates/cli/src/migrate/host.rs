@@ -14,8 +14,8 @@ use kedge_control::job::Moved;
 use kedge_image::{MANIFEST, Manifest};
 use kedge_remote::{JobLine, JobLineError, ToTaker, draw_session_key};
 use kedge_supervisor::control::{self, Content, DepartAskError, Order, Progress, Until};
-use kedge_supervisor::hold_move;
-use kedge_supervisor::jobs::{JobName, Jobs, State};
+use kedge_supervisor::jobs::Jobs;
+use kedge_supervisor::{Departure, hold_move};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -51,13 +51,18 @@ pub(super) fn run(args: &MigrateArgs, jobs: &Jobs, host: &str) -> Result<(), Fai
     let images = Vec::new();
     let mut going = Going { args, jobs, line, moved, tag: format!("m{tag}"), images, sent: 0 };
     let gone = going.go();
-    if let Err(failure) = &gone
-        && !failure.has_gone
-    {
-        // He undoes what has come, and hears nothing where the line is lost.
-        let _ = going.line.ask(&ToTaker::Stay {});
+    match gone.as_ref().map_err(|failure| failure.job) {
+        Ok(()) => going.forget_images(),
+        Err(Whereabouts::Here) => {
+            going.say_it_stays();
+            going.forget_images();
+        }
+        Err(Whereabouts::HereIfAtAll) => {
+            going.say_it_stays();
+            going.keep_images();
+        }
+        Err(Whereabouts::Unknown) => going.keep_images(),
     }
-    going.forget_images();
     gone.map_err(|failure| failure.why)
 }
 
@@ -75,15 +80,26 @@ struct Going<'a> {
     sent: u64,
 }
 
-/// Why a job has not moved, or whether it has.
+/// Where a job is whose move has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whereabouts {
+    /// It goes on here.
+    Here,
+    /// It goes on here, or has lost its supervisor and is nowhere; it does not run there.
+    HereIfAtAll,
+    /// It may run there.
+    Unknown,
+}
+
+/// Why a job has not moved, or is not known to have.
 struct NotMoved {
-    has_gone: bool,
+    job: Whereabouts,
     why: Failure,
 }
 
 impl<E: Into<Failure>> From<E> for NotMoved {
     fn from(why: E) -> NotMoved {
-        NotMoved { has_gone: false, why: why.into() }
+        NotMoved { job: Whereabouts::Here, why: why.into() }
     }
 }
 
@@ -128,7 +144,7 @@ impl Going<'_> {
                 }
             })?;
             let image = image.ok_or_else(|| Failure::new("the job has made no image"))?;
-            self.images.push(image.clone());
+            self.add(&image).map_err(Failure::new)?;
             let crosses = Instant::now();
             let bytes = self.send(&image)?;
             let rate = bytes as f64 / crosses.elapsed().as_secs_f64().max(1e-6);
@@ -164,6 +180,22 @@ impl Going<'_> {
         Ok(())
     }
 
+    /// Notes an image, which is to build on one that has crossed, or on none.
+    fn add(&mut self, image: &Path) -> Result<(), String> {
+        self.images.push(image.to_owned());
+        let manifest = Manifest::read(image).map_err(|error| error.to_string())?;
+        let Some(parent) = manifest.parent else { return Ok(()) };
+        let name = Some(std::ffi::OsStr::new(&parent.name));
+        match self.images.iter().any(|image| image.file_name() == name) && parent.whole.is_none() {
+            true => Ok(()),
+            false => Err(format!(
+                "{} builds on {}, which is none of this move's: try again",
+                image.display(),
+                parent.name
+            )),
+        }
+    }
+
     /// Has the last of it cross while it stands still, and the job run there: for how long it stood
     /// still.
     fn depart(&mut self) -> Result<Duration, NotMoved> {
@@ -181,26 +213,33 @@ impl Going<'_> {
                 }
             },
             |image| {
-                self.images.push(image.to_owned());
+                self.add(image)?;
                 self.arrive(image).map_err(|error| error.to_string())
             },
         );
         stood.since = stands.get();
         match departed {
             Ok(()) => {}
-            Err(error @ DepartAskError::Undecided { .. }) if !self.is_decided(&job) => {
-                return Err(error.into());
+            Err(error @ DepartAskError::Undecided { .. }) => {
+                let job = match jobs.settle_departure(&job, &self.moved) {
+                    Departure::Left => None,
+                    Departure::Stays => Some(Whereabouts::HereIfAtAll),
+                    Departure::Unknown => Some(Whereabouts::Unknown),
+                };
+                if let Some(job) = job {
+                    return Err(NotMoved { job, why: error.into() });
+                }
             }
-            Err(DepartAskError::Undecided { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         hold_move("departed");
         let gone = |error: JobLineError| NotMoved {
-            has_gone: true,
+            job: Whereabouts::Unknown,
             why: Failure::new(format!(
                 "{job} has left, and it is not known whether it runs there ({error}): `kedge ps` \
-                 there tells; if it does not, `kedge restart {job}` there brings it back from its \
-                 last image"
+                 there tells; if it does not, `kedge restart` brings it back, there from the last \
+                 image in `{job}.{}-at-…` in its folder of images",
+                self.tag
             )),
         };
         self.line.ask(&ToTaker::Go {}).map_err(gone)?;
@@ -217,14 +256,6 @@ impl Going<'_> {
         self.line.ask(&ToTaker::restart(image)?)?;
         hold_move("ready");
         Ok(self.moved.clone())
-    }
-
-    /// Whether the job's supervisor has decided that it goes, and nothing of it runs here. Whoever
-    /// has its lock is asked until it is one or the other.
-    fn is_decided(&self, job: &JobName) -> bool {
-        let goes_on = [State::Running, State::Unsupervised];
-        let is_ours = self.jobs.moved(job).is_some_and(|moved| moved.token == self.moved.token);
-        is_ours && self.jobs.find(job).is_some_and(|meta| !goes_on.contains(&meta.state))
     }
 
     fn order(&self, content: Content) -> Order {
@@ -246,6 +277,21 @@ impl Going<'_> {
             bytes += self.line.send(image, name, |piece| pace.sent(piece))?;
         }
         Ok(bytes)
+    }
+
+    /// Has what has come be removed there; nobody hears it where the line is lost.
+    fn say_it_stays(&mut self) {
+        let _ = self.line.ask(&ToTaker::Stay {});
+    }
+
+    /// Tells where the images are that the job may have to come back from.
+    fn keep_images(&mut self) {
+        if let Some(last) = self.images.drain(..).rfind(|image| image.exists()) {
+            output::complain(&format!(
+                "its last image is kept here, with those that it builds on: {}",
+                last.display()
+            ));
+        }
     }
 
     /// Removes the images here: where the job goes on it has its own.

@@ -209,15 +209,16 @@ pub fn depart(
     let mut arrives = Some(arrives);
     let mut why = None;
     loop {
-        let lost = |source| match (&arrives, &why) {
-            (None, None) => DepartAskError::Undecided { job: name.clone(), source },
-            _ => silent(source).into(),
+        let undecided = arrives.is_none() && why.is_none();
+        let lost = |source| match undecided {
+            true => DepartAskError::Undecided { job: name.clone(), source },
+            false => silent(source).into(),
         };
         match receive(&stream).map_err(lost)? {
             Reply::Progress(progress) => tell(&progress),
             Reply::Standing { image } => {
                 let Some(arrives) = arrives.take() else {
-                    return Err(silent(io::Error::from(io::ErrorKind::InvalidData)).into());
+                    return Err(lost(io::Error::from(io::ErrorKind::InvalidData)));
                 };
                 let verdict = match arrives(&image) {
                     Ok(moved) => Verdict::Leave(moved),
@@ -226,7 +227,11 @@ pub fn depart(
                         Verdict::Stay
                     }
                 };
-                send(&stream, &verdict).map_err(silent)?;
+                let told = send(&stream, &verdict);
+                told.map_err(|source| match why {
+                    Some(_) => silent(source).into(),
+                    None => DepartAskError::Undecided { job: name.clone(), source },
+                })?;
             }
             Reply::Departed => return Ok(()),
             Reply::Failed { kind, message } => {
@@ -235,7 +240,7 @@ pub fn depart(
                     None => refused(kind, message).into(),
                 });
             }
-            _ => return Err(silent(io::Error::from(io::ErrorKind::InvalidData)).into()),
+            _ => return Err(lost(io::Error::from(io::ErrorKind::InvalidData))),
         }
     }
 }

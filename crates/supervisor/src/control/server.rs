@@ -50,19 +50,7 @@ fn answer(asker: &Asker, checkpointer: &Arc<Checkpointer>) -> io::Result<()> {
             send(stream, &Reply::Settled)
         }
         Ask::Life => send(stream, &Reply::Life(checkpointer.life.clone())),
-        Ask::Kill(Kill::Signal(signal)) => {
-            checkpointer.signal(signal);
-            send(stream, &Reply::Settled)
-        }
-        Ask::Kill(Kill::End { grace_ms }) => {
-            match checkpointer.end(Duration::from_millis(grace_ms)) {
-                true => send(stream, &Reply::Settled),
-                false => send(
-                    stream,
-                    &failure_of("some of its processes do not end: the kernel holds them"),
-                ),
-            }
-        }
+        Ask::Kill(kill) => send(stream, &killed(checkpointer, kill)),
         Ask::Swap { out } => {
             let swapped = match out {
                 true => checkpointer.swap_out(),
@@ -106,6 +94,25 @@ fn answer(asker: &Asker, checkpointer: &Arc<Checkpointer>) -> io::Result<()> {
                 Err(error) => send(stream, &failure(&error)),
             }
         }
+    }
+}
+
+fn killed(checkpointer: &Checkpointer, kill: Kill) -> Reply {
+    let ended = match kill {
+        Kill::Signal(signal) => {
+            checkpointer.signal(signal);
+            true
+        }
+        Kill::End { grace_ms } => checkpointer.end(Duration::from_millis(grace_ms)),
+    };
+    match checkpointer.moved() {
+        // What was killed here is only what has stood still since.
+        Some(moved) => failure_of(&format!(
+            "the job leaves for {}, or has: end it there (kedge kill)",
+            moved.server
+        )),
+        None if ended => Reply::Settled,
+        None => failure_of("some of its processes do not end: the kernel holds them"),
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub(super) const DYING: Duration = Duration::from_millis(300);
 
 /// Opens the lock of the job in `dir`: a regular file, so nothing is waited for.
-pub(super) fn open_lock(dir: &Path) -> io::Result<File> {
+pub(crate) fn open_lock(dir: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // NFS locks what is open for writing alone (flock(2)).
     let mut options = OpenOptions::new();
