@@ -248,6 +248,149 @@ fn a_supervisor_that_is_killed_at_the_decision_leaves_it_here() {
     assert_ne!(hosts.state("b"), "running");
 }
 
+/// What takes a restarted job's images is its init: killed after the decision it takes the job with
+/// it, which then runs there, and nowhere but there.
+#[test]
+fn an_init_that_is_killed_at_the_decision_has_moved_the_job() {
+    let world = World::new("jminitheld");
+    let file = world.0.join("held");
+    let hold = PathBuf::from(format!("decided:{}", file.display()));
+    let hosts = Hosts::with("jminit", &["--take-jobs"], &[("KEDGE_HOLD_MOVE", &hold)]);
+    let mut serve = Command::new(hosts.world.parts());
+    serve.args(["serve", "--gpu", "soft", "--take-jobs", "--listen", "127.0.0.1:0"]);
+    serve.env("XDG_STATE_HOME", hosts.home().join("a")).env("KEDGE_CONFIG", "").current_dir("/");
+    let back = Served::started(serve);
+    let mut job = hosts.start();
+    job.read_to(5);
+    assert!(hosts.moved(&[]).status.success());
+    job.read_to(job.step + 5);
+    let migrate = ["migrate", "j", "--host", &back.address];
+    let mover = hosts.kedge("b", &migrate).spawn().expect("kedge");
+    until("the decision", || file.exists());
+    let restarts: Vec<u32> = children(hosts.server.pid()).into_iter().flat_map(children).collect();
+    let inits: Vec<u32> = restarts.iter().copied().flat_map(children).collect();
+    assert!(!inits.is_empty(), "{restarts:?}");
+    send("KILL", &inits);
+    let output = mover.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{output:?} {}", back.said());
+    job.read_to(job.step + 5);
+    assert_eq!((hosts.state("a"), hosts.state("b")), ("running".into(), "moved".into()));
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+}
+
+/// The other host dies after the decision: what is left is the image here.
+#[test]
+fn an_image_is_kept_until_it_is_known_that_the_job_runs() {
+    let hosts = Hosts::new("jmkept");
+    let mut job = hosts.start();
+    job.read_to(5);
+    let (mover, file) = hosts.held("departed");
+    let takers = children(hosts.server.pid());
+    assert!(!takers.is_empty());
+    send("KILL", &takers);
+    fs::remove_file(&file).expect("the hold");
+    let output = mover.wait_with_output().expect("its end");
+    let said = stderr(&output);
+    assert!(!output.status.success() && said.contains("is kept here"), "{output:?}");
+    assert!(hosts.images("a") >= 2, "{said}");
+    job.drain();
+}
+
+/// Who ends it while it stands still ends it, and it does not come back there.
+#[test]
+fn a_job_that_is_ended_while_it_stands_still_does_not_move() {
+    let hosts = Hosts::new("jmkilled");
+    let mut job = hosts.start();
+    job.read_to(5);
+    let (mover, file) = hosts.held("ready");
+    let kill = hosts.kedge("a", &["kill", "j", "--grace", "0s"]).spawn().expect("kedge");
+    // It is asked for within this time.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    fs::remove_file(&file).expect("the hold");
+    let output = kill.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{output:?}");
+    let moved = mover.wait_with_output().expect("its end");
+    assert!(!moved.status.success(), "{moved:?}");
+    job.drain();
+    assert_ne!(job.wait().code(), Some(WELL));
+    assert!(hosts.state("a") != "moved" && hosts.state("a") != "running");
+    assert_eq!(hosts.state("b"), "");
+}
+
+/// A signal to a job that stands still is in no image: the job stays and takes it.
+#[test]
+fn a_signal_while_it_stands_still_is_not_lost() {
+    let hosts = Hosts::new("jmstopped");
+    let line = "trap 'echo caught; exit 9' TERM; while :; do sleep 0.05; done";
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", line];
+    let job = hosts.kedge("a", &run).spawn().expect("kedge");
+    until("the job", || hosts.state("a") == "running");
+    let (mover, file) = hosts.held("ready");
+    send("TERM", &children(job.id()));
+    // Signals are passed on within this time.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    fs::remove_file(&file).expect("the hold");
+    let moved = mover.wait_with_output().expect("its end");
+    assert!(stderr(&moved).contains("was sent signal 15"), "{moved:?}");
+    let output = job.wait_with_output().expect("its end");
+    assert_eq!((output.status.code(), stdout(&output)), (Some(9), "caught\n".to_owned()));
+    assert_ne!(hosts.state("b"), "running");
+}
+
+/// Both hosts have one folder of images, as with a home on a shared file system.
+#[test]
+fn hosts_may_share_the_folder_of_images() {
+    let hosts = Hosts::new("jmshared");
+    for host in ["a", "b"] {
+        fs::create_dir_all(hosts.home().join(host).join("kedge")).expect("a folder");
+    }
+    fs::create_dir(hosts.home().join("images")).expect("a folder");
+    for host in ["a", "b"] {
+        let link = hosts.home().join(host).join("kedge/images");
+        std::os::unix::fs::symlink(hosts.home().join("images"), link).expect("a link");
+    }
+    let mut job = hosts.start();
+    job.read_to(5);
+    let output = hosts.moved(&[]);
+    assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    assert_eq!(hosts.images("a"), 1, "that by which it came");
+    job.read_to(job.step + 5);
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+}
+
+/// A checkpoint of the job's own between two rounds is none that a move's images build on.
+#[test]
+fn checkpoints_between_its_rounds_do_no_harm() {
+    let hosts = Hosts::new("jmbetween");
+    let line = format!("./steps {STEPS} 20 2 8 | tee copy; exit {WELL}");
+    let run = ["run", "--gpu", "none", "--job", "j", "--incremental", "--", "bash", "-c", &line];
+    let mut job = Job::start(hosts.kedge("a", &run));
+    job.read_to(5);
+    let checkpoint = |host: &str| {
+        let output = hosts.kedge(host, &["checkpoint", "j"]).output().expect("kedge");
+        assert!(output.status.success(), "{output:?}");
+    };
+    checkpoint("a");
+    let (mover, file) = hosts.held("checked");
+    checkpoint("a");
+    fs::remove_file(&file).expect("the hold");
+    let output = mover.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    job.read_to(job.step + 5);
+    // Those of the job's own are whole without what the move has taken away.
+    let images = hosts.home().join("a/kedge/images");
+    let own = fs::read_dir(&images).expect("images").flatten().map(|image| image.path());
+    let own: Vec<String> = own.map(|image| image.display().to_string()).collect();
+    assert_eq!(own.len(), 2, "{own:?}");
+    for image in own {
+        let output = hosts.kedge("a", &["verify", &image]).output().expect("kedge");
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+}
+
 /// What takes it is killed when all has arrived: it goes on where it was, and the command says why.
 #[test]
 fn a_target_that_vanishes_leaves_it_where_it_is() {
