@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod balance;
+mod jobs;
 mod migrate;
 mod move_when;

@@ -2,7 +2,6 @@
 //! terminal, its exit status and its signals stay where it was started. Whatever is killed at
 //! whatever moment leaves it on one of the two hosts. Hosts are state folders of their own here,
 //! and in the last test a network with keys.
-#![forbid(unsafe_code)]
 
 use kedge_tests::host;
 use kedge_tests::job::{Job, User, build, children, kedge_as, kill_all_in, name, send};
