@@ -103,6 +103,17 @@ impl Standing {
         Standing(job)
     }
 
+    /// Has none of its processes run for a moment where the thread that captured it is killed, and
+    /// they are with it: let go, they would run until then.
+    pub fn ends_with_this_thread(&self) {
+        for process in &self.0.processes {
+            for thread in std::iter::once(&process.main).chain(&process.others) {
+                // One that has been killed meanwhile runs no more.
+                let _ = thread.ends_with_its_tracer();
+            }
+        }
+    }
+
     /// Kills every process of the job, whose TCP ports a restart can have at once.
     pub fn kill(self) {
         for process in &self.0.processes {

@@ -367,6 +367,13 @@ impl Thread {
         sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "trace its clones")
     }
 
+    /// From here on it is killed where its tracer ends, until it is let go.
+    pub(crate) fn ends_with_its_tracer(&self) -> Result<(), EngineError> {
+        let suspended = if self.filtered { sys::SUSPEND_FILTERS } else { 0 };
+        let options = (libc::PTRACE_O_EXITKILL | suspended) as usize;
+        sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "have it end with kedge")
+    }
+
     /// From here on its calls are not filtered while it is traced.
     pub(crate) fn suspend_filters(&mut self) -> Result<(), EngineError> {
         self.filtered = true;

@@ -25,7 +25,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, Plugin, PluginError};
-use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
+use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -131,6 +131,7 @@ pub(crate) struct Checkpointer {
     pub(crate) proxies: Proxies,
     pub(crate) policy: Policy,
     pub(crate) roots: Roots,
+    pub(crate) without: Without,
     pub(crate) log: Arc<JobLog>,
     /// Where the latest image is noted.
     pub(crate) last: PathBuf,
@@ -157,6 +158,15 @@ pub(crate) struct Checkpointer {
     pub(crate) launches: Arc<Launches>,
     /// The job has been saved and ended with that: nothing is left to be saved.
     pub(crate) over: AtomicBool,
+}
+
+/// What becomes of a job where who takes its checkpoints is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Without {
+    /// It goes on without a supervisor.
+    GoesOn,
+    /// It ends: its init was killed.
+    Ends,
 }
 
 /// A name that no other life of the job has.
@@ -436,6 +446,9 @@ impl Checkpointer {
         // Whatever fails until here, the job goes on.
         let leaves = leaves.zip(rest);
         if let Some((leaves, rest)) = &leaves {
+            // From the decision on, nothing of it may run here, not even as it ends.
+            let ends = standing.iter().filter(|_| self.without == Without::Ends);
+            ends.for_each(Standing::ends_with_this_thread);
             leaves.decide(&image, rest)?;
         }
         if let Some(standing) = standing {

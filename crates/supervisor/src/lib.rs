@@ -51,7 +51,7 @@ pub mod warm;
 mod watch;
 
 pub use again::{CONFIG, kedge_again};
-use checkpoint::{Checkpointer, new_life};
+use checkpoint::{Checkpointer, Without, new_life};
 pub use departed::Departure;
 pub use gate::{GO, RUNS, WAITS};
 pub use gpu::is_of_devices;
@@ -483,6 +483,7 @@ fn serve_control(
         proxies: proxies.clone(),
         policy: spec.policy.clone(),
         roots,
+        without: Without::GoesOn,
         log: log.clone(),
         last: dir.last_image(),
         tally: Tally::new(dir.checkpoints()),

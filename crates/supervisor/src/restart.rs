@@ -1,7 +1,7 @@
 //! Restarting a job from its image: it is a job as any other, but that its processes live in
 //! namespaces of their own, where the init that made them takes its checkpoints.
 
-use crate::checkpoint::{Checkpointer, new_life};
+use crate::checkpoint::{Checkpointer, Without, new_life};
 use crate::gate::GATE;
 use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
@@ -585,6 +585,7 @@ impl Checkpointing<'_> {
             proxies: self.proxies.clone(),
             policy,
             roots: job.roots(),
+            without: Without::Ends,
             log: log.clone(),
             last: self.dir.last_image(),
             tally: Tally::new(self.dir.checkpoints()),

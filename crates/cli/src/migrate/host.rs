@@ -50,20 +50,27 @@ pub(super) fn run(args: &MigrateArgs, jobs: &Jobs, host: &str) -> Result<(), Fai
     let moved = Moved { server, token, secret };
     let images = Vec::new();
     let mut going = Going { args, jobs, line, moved, tag: format!("m{tag}"), images, sent: 0 };
-    let gone = going.go();
-    match gone.as_ref().map_err(|failure| failure.job) {
-        Ok(()) => going.forget_images(),
-        Err(Whereabouts::Here) => {
+    let begin = Instant::now();
+    let NotMoved { job, why } = match going.go() {
+        Ok(pause) => {
+            going.forget_images();
+            // It has moved, whoever hears that.
+            return pause.map_or(Ok(()), |pause| going.tell_end(pause, begin.elapsed()));
+        }
+        Err(not_moved) => not_moved,
+    };
+    match job {
+        Whereabouts::Here => {
             going.say_it_stays();
             going.forget_images();
         }
-        Err(Whereabouts::HereIfAtAll) => {
+        Whereabouts::HereIfAtAll => {
             going.say_it_stays();
             going.keep_images();
         }
-        Err(Whereabouts::Unknown) => going.keep_images(),
+        Whereabouts::Unknown => going.keep_images(),
     }
-    gone.map_err(|failure| failure.why)
+    Err(why)
 }
 
 /// A job that is on its way.
@@ -104,8 +111,8 @@ impl<E: Into<Failure>> From<E> for NotMoved {
 }
 
 impl Going<'_> {
-    fn go(&mut self) -> Result<(), NotMoved> {
-        let begin = Instant::now();
+    /// For how long the job stood still; `None` if it was only to be seen whether it could move.
+    fn go(&mut self) -> Result<Option<Duration>, NotMoved> {
         let paths = self.args.paths.iter().map(|(old, new)| pair(old, new));
         let paths = paths.collect::<Result<Vec<_>, _>>()?;
         let (job, build) = (self.args.job.to_string(), env!("CARGO_PKG_VERSION"));
@@ -115,16 +122,20 @@ impl Going<'_> {
         if self.args.check {
             let (job, to) = (&self.args.job, &self.moved.server);
             self.line.ask(&ToTaker::Stay {})?;
-            return Ok(output::print(&format!("{job} can move to {to}\n"))?);
+            output::print(&format!("{job} can move to {to}\n"))?;
+            return Ok(None);
         }
-        let pause = self.depart()?;
-        self.tell(&Event::Done {
-            host: &self.moved.server,
-            seconds: begin.elapsed().as_secs_f64(),
-        })?;
+        self.depart().map(Some)
+    }
+
+    /// Tells that the job runs there.
+    fn tell_end(&self, pause: Duration, all: Duration) -> Result<(), Failure> {
+        let (host, seconds) = (&*self.moved.server, all.as_secs_f64());
+        self.tell(&Event::Pause { bytes: self.sent, seconds: pause.as_secs_f64() })?;
+        self.tell(&Event::Done { host, seconds })?;
         if !self.args.json {
-            let (job, to, ms) = (&self.args.job, &self.moved.server, pause.as_secs_f64() * 1e3);
-            output::print(&format!("{job} has moved to {to}: stood still {ms:.0} ms\n"))?;
+            let (job, ms) = (&self.args.job, pause.as_secs_f64() * 1e3);
+            output::print(&format!("{job} has moved to {host}: stood still {ms:.0} ms\n"))?;
         }
         Ok(())
     }
@@ -243,9 +254,7 @@ impl Going<'_> {
             )),
         };
         self.line.ask(&ToTaker::Go {}).map_err(gone)?;
-        let pause = stood.time();
-        self.tell(&Event::Pause { bytes: self.sent, seconds: pause.as_secs_f64() })?;
-        Ok(pause)
+        Ok(stood.time())
     }
 
     /// The job stands still: has its last image cross, and the job made there.

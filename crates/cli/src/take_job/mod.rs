@@ -8,6 +8,7 @@
 
 mod arrival;
 mod streams;
+mod words;
 
 use crate::Failure;
 use arrival::{Arrival, Arrived};
@@ -22,11 +23,11 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use streams::Streams;
+use words::{Tells, Word, Words};
 
 /// For the server to hand the line over.
 const HANDED: Duration = Duration::from_secs(30);
@@ -44,20 +45,6 @@ const SAID: u64 = 2000;
 /// Take a job that moves here
 #[derive(Debug, Args)]
 pub(crate) struct TakeJobArgs {}
-
-/// What becomes of a job that is here and waits.
-enum Word {
-    /// It is to run; who says it wants an answer.
-    Go(Connection),
-    /// It runs where it was, and goes on there.
-    Stay(Connection),
-    /// Whoever moves it is gone.
-    Alone,
-    /// A connection to its streams.
-    Link(Connection),
-    /// It has ended.
-    Ended(ExitStatus),
-}
 
 pub(crate) fn run(_: &TakeJobArgs) -> Result<(), Failure> {
     let line = TcpStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -81,17 +68,17 @@ pub(crate) fn run(_: &TakeJobArgs) -> Result<(), Failure> {
     };
     hold_move("made");
     answer(&mut line, Ok(()))?;
-    let (tells, told) = mpsc::channel();
+    let (tells, words) = words::channel()?;
     hear_line(line, tells.clone())?;
     hear_links(control, tells.clone())?;
-    job.conclude(&arrival, &told, tells)
+    job.conclude(&arrival, words, tells)
 }
 
 /// Hears what whoever moves the job says last.
-fn hear_line(mut line: Connection, tells: Sender<Word>) -> io::Result<()> {
+fn hear_line(mut line: Connection, tells: Tells) -> io::Result<()> {
     let hears = move || {
         let heard = line.stream().set_read_timeout(None).map(|()| hear(&mut line));
-        let _ = tells.send(match heard {
+        tells.tell(match heard {
             Ok(Ok(ToTaker::Go {})) => Word::Go(line),
             Ok(Ok(ToTaker::Stay {})) => Word::Stay(line),
             _ => Word::Alone,
@@ -101,7 +88,7 @@ fn hear_line(mut line: Connection, tells: Sender<Word>) -> io::Result<()> {
 }
 
 /// Hears of connections to the job's streams for as long as the server is there.
-fn hear_links(control: Channel, tells: Sender<Word>) -> io::Result<()> {
+fn hear_links(control: Channel, tells: Tells) -> io::Result<()> {
     let hears = move || {
         loop {
             let (secrets, mut fds) = match control.receive::<Option<Secrets>>(MADE) {
@@ -111,8 +98,8 @@ fn hear_links(control: Channel, tells: Sender<Word>) -> io::Result<()> {
             };
             let stream = fds.pop().map(TcpStream::from);
             let link = stream.and_then(|stream| Connection::new(stream, secrets).ok());
-            if link.is_some_and(|link| tells.send(Word::Link(link)).is_err()) {
-                return;
+            if let Some(link) = link {
+                tells.tell(Word::Link(link));
             }
         }
     };
@@ -160,30 +147,21 @@ impl Waiting {
     fn conclude(
         mut self,
         arrival: &Arrival,
-        told: &Receiver<Word>,
-        tells: Sender<Word>,
+        mut words: Words,
+        tells: Tells,
     ) -> Result<(), Failure> {
-        let until = Instant::now() + UNDECIDED;
-        let link = loop {
-            match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Word::Go(mut line)) => {
-                    let goes = self.go();
-                    let said = goes.as_ref().err().map_or(Ok(()), |error| Err(error.to_string()));
-                    let _ = answer(&mut line, said);
-                    goes?;
-                    break None;
-                }
-                Ok(Word::Link(link)) => {
-                    self.go()?;
-                    break Some(link);
-                }
-                Ok(Word::Stay(mut line)) => {
+        let (until, mut is_alone) = (Instant::now() + UNDECIDED, false);
+        let asked = loop {
+            match words.next(until) {
+                Some(asked @ (Word::Go(_) | Word::Link(_))) => break asked,
+                Some(Word::Stay(mut line)) => {
                     self.give_up();
                     arrival.remove()?;
                     return Ok(answer(&mut line, Ok(()))?);
                 }
-                Ok(Word::Alone | Word::Ended(_)) => {}
-                Err(_) => {
+                Some(Word::Alone) => is_alone = true,
+                Some(Word::Ended(_)) => {}
+                None => {
                     self.give_up();
                     return Err(Failure::new(format!(
                         "{}: nobody has said whether it runs here: it does not, and its images \
@@ -194,8 +172,26 @@ impl Waiting {
                 }
             }
         };
+        let goes = self.go();
+        let said = goes.as_ref().map(|_| ()).map_err(ToString::to_string);
+        // Whoever moves the job asks, too, or has asked, for as long as he is there.
+        let mut runs = words.from_here_on(said, is_alone);
+        let link = runs.of(asked);
+        if let Err(error) = goes {
+            if let Some(Word::Link(mut link)) = link {
+                let _ = answer(&mut link, Err(error.to_string()));
+            }
+            runs.line_is_answered();
+            return Err(error.into());
+        }
         let Waiting { restart, streams, .. } = self;
-        streams.hold(restart, link, told, tells)
+        let link = match link {
+            Some(Word::Link(link)) => Some(link),
+            _ => None,
+        };
+        let held = streams.hold(restart, link, &mut runs, tells);
+        runs.line_is_answered();
+        held
     }
 
     fn go(&mut self) -> io::Result<()> {
@@ -228,7 +224,7 @@ fn end(restart: &mut Child) {
 
 /// Waits until the restart says `word`.
 fn wait_for(mut gate: &UnixStream, word: u8, restart: &mut Child) -> io::Result<()> {
-    let begin = Instant::now();
+    let (begin, mut has_ended) = (Instant::now(), false);
     gate.set_read_timeout(Some(LOOK))?;
     loop {
         let mut said = [0];
@@ -239,9 +235,11 @@ fn wait_for(mut gate: &UnixStream, word: u8, restart: &mut Child) -> io::Result<
                 return Err(io::Error::other("it has ended"));
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                if restart.try_wait()?.is_some() {
+                if has_ended {
                     return Err(io::Error::other("it has ended"));
                 }
+                // It may have said it, and ended, just now.
+                has_ended = restart.try_wait()?.is_some();
                 if begin.elapsed() > MADE {
                     return Err(error);
                 }

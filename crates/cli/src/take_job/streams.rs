@@ -1,8 +1,9 @@
 //! The streams of a job that has moved here: whoever held them where it was has them again by a
 //! connection; without one, what the job says is kept in files beside its images.
 
+use super::again;
 use super::arrival::Arrival;
-use super::{Word, again};
+use super::words::{Running, Tells, Word};
 use crate::Failure;
 use crate::shell::frame::{Frame, Stream};
 use crate::shell::relay::Relay;
@@ -10,15 +11,13 @@ use kedge_keys::{Connection, PskEnd};
 use kedge_remote::{SessionSecret, answer};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -63,17 +62,14 @@ impl Streams {
         mut self,
         mut restart: Child,
         link: Option<Connection>,
-        told: &Receiver<Word>,
-        tells: Sender<Word>,
+        told: &mut Running,
+        tells: Tells,
     ) -> Result<(), Failure> {
         let pid = i32::try_from(restart.id()).ok().and_then(Pid::from_raw);
-        let (wake, waker) = UnixStream::pair()?;
-        wake.set_nonblocking(true)?;
         let waits = move || {
             if let Ok(status) = restart.wait() {
-                let _ = tells.send(Word::Ended(status));
+                tells.tell(Word::Ended(status));
             }
-            let _ = (&waker).write_all(b"e");
         };
         thread::Builder::new().name("wait".into()).spawn(waits)?;
         let (link, status) = match link {
@@ -81,7 +77,7 @@ impl Streams {
             None => fetched(told),
         };
         let Some(link) = link else { return self.keep(told, status) };
-        let held = self.relay(link, (&wake, pid), told, status)?;
+        let held = self.relay(link, pid, told, status)?;
         match held {
             Held::Told => Ok(()),
             // Whoever had them is gone, and the job is not.
@@ -93,8 +89,8 @@ impl Streams {
     fn relay(
         &mut self,
         link: Connection,
-        (wake, pid): (&UnixStream, Option<Pid>),
-        told: &Receiver<Word>,
+        pid: Option<Pid>,
+        told: &mut Running,
         mut status: Option<ExitStatus>,
     ) -> io::Result<Held> {
         let Ok(link) = accept(link) else { return Ok(Held::Lost(status)) };
@@ -107,13 +103,13 @@ impl Streams {
             relay.read_from(stream, again(fd)?);
         }
         while status.is_none() || relay.has_sources() {
-            relay.turn(status.is_none().then(|| wake.as_fd()), None)?;
-            while let Ok(word) = told.try_recv() {
+            relay.turn(Some(told.wake()), None)?;
+            told.is_awake();
+            while let Some(word) = told.now() {
                 if let Word::Ended(ended) = word {
                     status = Some(ended);
                 }
             }
-            let _ = (&*wake).read(&mut [0; 16]);
             for frame in relay.told() {
                 if let (Frame::Signal(signal), Some(pid), None) = (frame, pid, status)
                     && let Some(signal) = Signal::from_named_raw(signal.into())
@@ -131,7 +127,7 @@ impl Streams {
     }
 
     /// Keeps what the job says in files, until it has ended.
-    fn keep(self, told: &Receiver<Word>, mut status: Option<ExitStatus>) -> Result<(), Failure> {
+    fn keep(self, told: &mut Running, mut status: Option<ExitStatus>) -> Result<(), Failure> {
         // Nobody says anything to it any more.
         drop(self.input);
         let beside = |end: &str| {
@@ -142,14 +138,13 @@ impl Streams {
         let output = self.output.map(|from| keep(from, beside(".out")));
         let errors = self.errors.map(|from| keep(from, beside(".err")));
         while status.is_none() {
-            match told.recv() {
-                Ok(Word::Ended(ended)) => status = Some(ended),
-                Ok(Word::Link(mut link)) => {
+            match told.next(Instant::now() + FETCHED) {
+                Some(Word::Ended(ended)) => status = Some(ended),
+                Some(Word::Link(mut link)) => {
                     let why = "what the job says is kept in files there by now";
                     let _ = answer(&mut link, Err(why.to_owned()));
                 }
-                Ok(_) => {}
-                Err(_) => break,
+                _ => {}
             }
         }
         for kept in output.into_iter().chain(errors) {
@@ -168,17 +163,15 @@ enum Held {
 }
 
 /// Waits for somebody who has the streams.
-fn fetched(told: &Receiver<Word>) -> (Option<Connection>, Option<ExitStatus>) {
+fn fetched(told: &mut Running) -> (Option<Connection>, Option<ExitStatus>) {
     let until = Instant::now() + FETCHED;
     let mut status = None;
     loop {
-        match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Word::Link(link)) => return (Some(link), status),
-            Ok(Word::Ended(ended)) => status = Some(ended),
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                return (None, status);
-            }
+        match told.next(until) {
+            Some(Word::Link(link)) => return (Some(link), status),
+            Some(Word::Ended(ended)) => status = Some(ended),
+            Some(_) => {}
+            None => return (None, status),
         }
     }
 }
