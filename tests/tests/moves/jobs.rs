@@ -94,6 +94,12 @@ impl Hosts {
         rows[0]["state"].as_str().unwrap_or_default().to_owned()
     }
 
+    /// It runs on one host, and the other one knows, where its supervisor has seen its end.
+    fn has_moved(&self, from: &str, to: &str) {
+        assert_eq!(self.state(to), "running");
+        until("the word that it has moved", || self.state(from) == "moved");
+    }
+
     /// All steps were done once, as the file has it that the job writes.
     fn copy_is_right(&self) {
         let copy = fs::read_to_string(self.home().join("copy")).expect("the copy");
@@ -130,8 +136,8 @@ fn a_job_goes_there_and_its_streams_stay() {
     assert!(names.starts_with(&["round"]) && names.ends_with(&["pause", "done"]), "{said}");
     assert!(events[names.len() - 2]["seconds"].as_f64().is_some_and(|pause| pause > 0.0));
     job.read_to(job.step + 10);
-    assert_eq!((hosts.state("a"), hosts.state("b")), ("moved".into(), "running".into()));
-    assert_eq!(hosts.images("a"), 0, "its images are where it is");
+    hosts.has_moved("a", "b");
+    assert_eq!(hosts.images("a"), 0, "its images are where it is: {}", stderr(&output));
     assert_eq!(job.finish(STEPS).code(), Some(WELL));
     hosts.copy_is_right();
     until("its end there", || hosts.state("b") == "exited");
@@ -154,7 +160,7 @@ fn a_job_comes_back_and_goes_again() {
     let output = hosts.kedge("b", &migrate).output().expect("kedge");
     assert!(output.status.success(), "{output:?} {}", back.said());
     job.read_to(job.step + 5);
-    assert_eq!((hosts.state("a"), hosts.state("b")), ("running".into(), "moved".into()));
+    hosts.has_moved("b", "a");
     assert_eq!(job.finish(STEPS).code(), Some(WELL));
     hosts.copy_is_right();
 }
@@ -174,7 +180,7 @@ fn its_devices_go_along_or_stay() {
         assert!(output.status.success(), "{gpu}: {output:?} {}", hosts.server.said());
         job.read_to(job.step + 10);
         assert_eq!(children(third.pid()).len(), usize::from(gpu != "soft"), "{gpu}");
-        assert_eq!((hosts.state("a"), hosts.state("b")), ("moved".into(), "running".into()));
+        hosts.has_moved("a", "b");
         assert_eq!(job.finish(STEPS).code(), Some(WELL), "{gpu}");
     }
 }
@@ -221,7 +227,42 @@ fn a_mover_that_is_killed_after_the_decision_has_moved_it() {
     send("KILL", &children(mover.id()));
     let _ = mover.wait();
     job.read_to(job.step + 10);
-    assert_eq!((hosts.state("a"), hosts.state("b")), ("moved".into(), "running".into()));
+    hosts.has_moved("a", "b");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
+}
+
+/// Who has its streams has it run there; it may have ended before whoever moves it asks.
+#[test]
+fn a_mover_that_asks_late_hears_that_the_job_ran() {
+    let hosts = Hosts::new("jmlate");
+    let mut job = hosts.start();
+    job.read_to(5);
+    let (mover, file) = hosts.held("departed");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    fs::remove_file(&file).expect("the hold");
+    let output = mover.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    assert_eq!(hosts.images("a"), 0, "its images are where it was");
+    hosts.copy_is_right();
+}
+
+/// Nobody reads what the command says at the end: the job has moved all the same.
+#[test]
+fn a_mover_that_nobody_reads_has_moved_the_job() {
+    let hosts = Hosts::new("jmunread");
+    let mut job = hosts.start();
+    job.read_to(5);
+    let file = hosts.home().join("held");
+    let mut command = hosts.migrate(&["--json"]);
+    command.env("KEDGE_HOLD_MOVE", format!("departed:{}", file.display()));
+    let mut mover = command.stdout(Stdio::piped()).spawn().expect("kedge");
+    until("departed", || file.exists());
+    drop(mover.stdout.take());
+    fs::remove_file(&file).expect("the hold");
+    let _ = mover.wait();
+    job.read_to(job.step + 10);
+    hosts.has_moved("a", "b");
     assert_eq!(job.finish(STEPS).code(), Some(WELL));
     hosts.copy_is_right();
 }
@@ -273,7 +314,7 @@ fn an_init_that_is_killed_at_the_decision_has_moved_the_job() {
     let output = mover.wait_with_output().expect("its end");
     assert!(output.status.success(), "{output:?} {}", back.said());
     job.read_to(job.step + 5);
-    assert_eq!((hosts.state("a"), hosts.state("b")), ("running".into(), "moved".into()));
+    hosts.has_moved("b", "a");
     assert_eq!(job.finish(STEPS).code(), Some(WELL));
     hosts.copy_is_right();
 }

@@ -11,7 +11,7 @@ use crate::output;
 use crate::size::Size;
 use kedge_control::gpu::DEFAULT_PORT;
 use kedge_control::job::Moved;
-use kedge_image::{MANIFEST, Manifest};
+use kedge_image::{ImageError, MANIFEST, Manifest};
 use kedge_remote::{JobLine, JobLineError, ToTaker, draw_session_key};
 use kedge_supervisor::control::{self, Content, DepartAskError, Order, Progress, Until};
 use kedge_supervisor::jobs::Jobs;
@@ -20,6 +20,11 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// How long the supervisor may have the last image in hand when it has said that the job has left.
+const IN_HAND: Duration = Duration::from_secs(10);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// How far it has come.
 #[derive(Debug, Serialize)]
@@ -273,7 +278,7 @@ impl Going<'_> {
 
     /// Sends an image, its manifest last: how many bytes it has.
     fn send(&mut self, image: &Path) -> Result<u64, JobLineError> {
-        let failed = |error: kedge_image::ImageError| JobLineError::File {
+        let failed = |error: ImageError| JobLineError::File {
             path: image.to_owned(),
             source: std::io::Error::other(error),
         };
@@ -306,7 +311,15 @@ impl Going<'_> {
     /// Removes the images here: where the job goes on it has its own.
     fn forget_images(&mut self) {
         let there: Vec<PathBuf> = self.images.drain(..).filter(|image| image.exists()).collect();
-        if let Err(error) = kedge_image::remove(&there) {
+        let begin = Instant::now();
+        let removed = loop {
+            match kedge_image::remove(&there) {
+                // Who has made the last one may still have it in hand.
+                Err(ImageError::Busy { .. }) if begin.elapsed() < IN_HAND => thread::sleep(LOOK),
+                removed => break removed,
+            }
+        };
+        if let Err(error) = removed {
             output::complain(&format!("what has crossed is still here: {error}"));
         }
     }
