@@ -42,7 +42,7 @@ pub use reap::{Reaped, reap};
 pub use restart::{
     Identity, Owner, Rebuilt, RestartOptions, Restarted, check, holds, lacking, restart,
 };
-pub use signal::{is_dying, running, signal, waiting};
+pub use signal::{running, runs, signal, waiting};
 pub use stop::{Patience, Roots, Standing};
 pub use thread::Thread;
 pub use track::Tracker;

@@ -1,7 +1,7 @@
 //! Signals to a whole job.
 
 use crate::Roots;
-use crate::proc::{self, Status};
+use crate::proc::{self, Stat, Status};
 use crate::stop;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,10 +38,13 @@ fn waiting_in(tid: i32) -> u64 {
     Status::of(tid).map_or(0, |status| status.hex("SigPnd") | status.hex("ShdPnd"))
 }
 
-/// Whether a process has ended, or was killed and is about to: nothing of it runs any more.
+/// Whether a process runs: it has not ended, was not killed, and does not stand still for whoever
+/// traces it, which is to decide what becomes of it.
 #[must_use]
-pub fn is_dying(pid: i32) -> bool {
+pub fn runs(pid: i32) -> bool {
     const KILLED: u64 = 1 << (libc::SIGKILL - 1);
-    let goes_on = |tid: i32| proc::goes_on(tid) && waiting_in(tid) & KILLED == 0;
-    !proc::own_threads(pid).into_iter().any(goes_on)
+    const TRACED: char = 't';
+    let stands = |tid: i32| Stat::of_thread(tid).is_ok_and(|stat| stat.state == TRACED);
+    let runs = |tid: i32| proc::goes_on(tid) && waiting_in(tid) & KILLED == 0 && !stands(tid);
+    proc::own_threads(pid).into_iter().any(runs)
 }

@@ -8,7 +8,7 @@
 
 use crate::ending;
 use crate::jobs::Meta;
-use kedge_process::{is_dying, running_since};
+use kedge_process::{running_since, runs};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,9 +97,9 @@ pub(crate) fn any(meta: &Meta, folder: &Path) -> bool {
     !find(meta, folder).is_empty()
 }
 
-/// Whether any runs that was not killed.
+/// Whether any runs that was not killed, and that nobody who is about to end holds.
 pub(crate) fn any_goes_on(meta: &Meta, folder: &Path) -> bool {
-    find(meta, folder).iter().any(|process| !is_dying(process.pid))
+    find(meta, folder).iter().any(|process| runs(process.pid))
 }
 
 /// Sends all of them a signal.
