@@ -175,7 +175,7 @@ impl Waiting {
         let goes = self.go();
         let said = goes.as_ref().map(|_| ()).map_err(ToString::to_string);
         // Whoever moves the job asks, too, or has asked, for as long as he is there.
-        let mut runs = words.from_here_on(said, is_alone);
+        let mut runs = words.decided(said, is_alone);
         let link = runs.of(asked);
         if let Err(error) = goes {
             if let Some(Word::Link(mut link)) = link {

@@ -1,4 +1,5 @@
-//! What is said to who has taken a job: by whoever moves it, by who has its streams, and by the job.
+//! What is said to who has taken a job: by whoever moves it, by who has its streams, and by the
+//! job.
 
 use kedge_keys::Connection;
 use kedge_remote::answer;
@@ -64,7 +65,7 @@ impl Words {
 
     /// The job runs, or has failed to: whoever moves it is answered so, whenever he asks, if he has
     /// not gone already.
-    pub(super) fn from_here_on(self, runs: Result<(), String>, is_alone: bool) -> Running {
+    pub(super) fn decided(self, runs: Result<(), String>, is_alone: bool) -> Running {
         Running { words: self, runs, has_said: is_alone }
     }
 }
