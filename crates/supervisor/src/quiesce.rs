@@ -256,6 +256,17 @@ fn open(clients: &[Resting]) {
 }
 
 impl Quiet<'_> {
+    /// Opens all gates for a while; no new client comes.
+    pub(crate) fn let_on(&self) {
+        open(&self.clients);
+    }
+
+    /// Closes them again. Returns whether all devices rest after so long.
+    pub(crate) fn rest_again(&mut self, time: Duration) -> Result<bool, QuiesceError> {
+        self.clients = gate(&self.none_new)?;
+        Ok(settle(&self.clients, Instant::now() + time)?.is_none())
+    }
+
     /// A client has another proxy, whose gate is open as soon as it serves; the old one is none of
     /// the job's any more, however it ends.
     pub(crate) fn replace(&mut self, old: &Proxy, new: Arc<Proxy>) {

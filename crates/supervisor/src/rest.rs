@@ -35,10 +35,11 @@ impl Checkpointer {
         preparing: &proxy::Order,
         patience: Duration,
     ) -> Result<Resting<'_>, CheckpointError> {
-        let mut devices = self.proxies.quiesce_after(patience, preparing, || begun.catch_up())?;
+        let mut quiet = self.proxies.quiesce_after(patience, preparing, || begun.catch_up())?;
         let (mut wait, deadline) = (FIRST_STOP, Instant::now() + patience);
+        let track = matches!(preparing, proxy::Order::Prepare { track: true, .. });
         loop {
-            match self.stop(begun, preparing, devices, wait) {
+            match self.stop(begun, track, quiet, wait) {
                 Ok(Some(resting)) => return Ok(resting),
                 Ok(None) if Instant::now() < deadline => {}
                 Ok(None) => return Err(QuiesceError::Waiting(patience.as_secs()).into()),
@@ -48,7 +49,7 @@ impl Checkpointer {
             }
             thread::sleep(BETWEEN_STOPS);
             wait = LONGEST_STOP.min(wait * 2);
-            devices = self.proxies.quiesce(patience, preparing)?;
+            quiet = self.proxies.quiesce(patience, preparing)?;
         }
     }
 
@@ -58,25 +59,29 @@ impl Checkpointer {
     fn stop<'a>(
         &'a self,
         begun: &mut Begun,
-        preparing: &proxy::Order,
-        devices: Quiet<'a>,
+        track: bool,
+        mut quiet: Quiet<'a>,
         wait: Duration,
     ) -> Result<Option<Resting<'a>>, CheckpointError> {
-        let track = matches!(preparing, proxy::Order::Prepare { track: true, .. });
-        let (roots, captures) = self.at_rest(&devices, track)?;
-        let quiet = Cell::new(Some(devices));
+        let (roots, captures) = self.at_rest(&quiet, track)?;
+        let went_on = Cell::new(false);
         let patience = Patience::new(wait).servants(managed::SERVANT);
-        let stopped = begun.stop(&roots, patience.let_on(wait, || drop(quiet.take())));
+        let stopped = begun.stop(
+            &roots,
+            patience.let_on(wait, || {
+                quiet.let_on();
+                went_on.set(true);
+            }),
+        );
         let stopped = stopped.inspect_err(|_| GPU.idle())?;
-        if let Some(quiet) = quiet.take() {
+        if !went_on.get() {
             return Ok(Some(Resting { quiet, roots, captures, stopped }));
         }
         GPU.idle();
-        let quiet = match self.proxies.quiesce(wait, preparing) {
-            Ok(quiet) => quiet,
-            Err(QuiesceError::Busy { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
+        // What is wrong with one is told the next time, if it is still there.
+        if !quiet.rest_again(wait).unwrap_or(false) {
+            return Ok(None);
+        }
         let (roots, captures) = self.at_rest(&quiet, track)?;
         Ok(Some(Resting { quiet, roots, captures, stopped }))
     }
