@@ -59,6 +59,8 @@ template <class Way> __global__ void race(Shared *s)
     for (int look = 0; look < LOOKS && seen < SEEN; look++) {
         uint2 a;
         ulonglong2 b;
+        // Loads past a cache are weak ones all the same: without this ptxas makes one of them all.
+        __threadfence_block();
         Way::load(s, a, b);
         if (a.x != a.y || b.x != b.y) torn++;
         if (a.x != before) seen++;
