@@ -138,6 +138,7 @@ impl Drop for Standing {
 /// Stops every process of the job within `patience`, or none; calls can be made in all of their
 /// threads.
 pub(crate) fn stop(roots: &Roots, mut patience: Patience<'_>) -> Result<StoppedJob, EngineError> {
+    patience.begin();
     // Whoever had stopped already goes on before a late one is waited for, which may need it.
     let job = stop_all(roots, &mut patience).inspect_err(|_| {
         patience.goes_on();
@@ -180,15 +181,19 @@ fn stop_some(
     job: &mut StoppedJob,
 ) -> Result<Vec<pid_t>, EngineError> {
     let (mut failed, mut again) = (Ok(()), Vec::new());
-    let stopped = stop_processes(pids, patience);
-    let deadline = patience.until;
-    for (pid, stopped) in stopped {
+    for (pid, stopped) in stop_processes(pids, patience) {
         match stopped {
             Ok(process) => job.processes.push(process),
             Err(EngineError::Ended { .. }) => {
                 // Its parent, which may stand still by now, is still to collect it.
-                reap::settle(deadline, reap::is_own_child);
-                match end_of(pid, deadline) {
+                reap::settle(patience.until, reap::is_own_child);
+                let ended = loop {
+                    match end_of(pid, patience.until) {
+                        Err(EngineError::WouldNotStop { .. }) if patience.goes_on() => {}
+                        other => break other,
+                    }
+                };
+                match ended {
                     Ok(End::Zombie) => job.zombies.push(pid),
                     Ok(End::Gone) => {}
                     Ok(End::Lives) => again.push(pid),

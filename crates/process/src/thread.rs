@@ -113,14 +113,20 @@ thread_local! {
     static LATE_ONES: RefCell<Vec<pid_t>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets go of threads that did not stop in time. Only a stopped one can be let go, so they are
-/// waited for; one that is stuck in the kernel for longer is let go when the tracing thread ends.
+/// Lets go of threads that did not stop in time, each as soon as it has: one may wait for another.
+/// Only a stopped one can be let go, so they are waited for; one that is stuck in the kernel for
+/// longer is let go when the tracing thread ends.
 pub(crate) fn release_late() {
+    const LOOK: Duration = Duration::from_millis(1);
     let deadline = Instant::now() + LATE;
-    for pid in LATE_ONES.take() {
-        if sys::wait_until(pid, deadline).is_ok_and(|stop| stop.is_some()) {
-            let _ = sys::request(libc::PTRACE_DETACH, pid, 0, "let it go");
-        }
+    let mut late = LATE_ONES.take();
+    while !late.is_empty() && Instant::now() < deadline {
+        // It goes on as it is dropped, with the signal that has stopped it, if one has.
+        let waits = |pid: &pid_t| {
+            let arrived = Thread::arrive(*pid, Instant::now() + LOOK);
+            matches!(arrived, Err(EngineError::WouldNotStop { .. }))
+        };
+        late.retain(waits);
     }
 }
 

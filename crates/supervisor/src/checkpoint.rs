@@ -26,6 +26,7 @@ use kedge_control::proxy;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, Plugin, PluginError};
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
+use kedge_transport::managed;
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -317,7 +318,10 @@ impl Checkpointer {
             };
             let follows = tracker.is_some() && meeting.is_none();
             let other = tracker.is_none().then(|| self.tracker.clone());
-            let usual = Options::new(claim.folder().to_owned());
+            let usual = Options {
+                servants: Some(managed::SERVANT),
+                ..Options::new(claim.folder().to_owned())
+            };
             let except = self.last.parent().map(Path::to_owned).into_iter().collect();
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
             // What has been stopped has no pause to be shortened, and what has been written once is
@@ -402,7 +406,7 @@ impl Checkpointer {
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
         session.iter().zip(others).try_for_each(|(held, others)| held.settle(others))?;
         let before = leaves.map(|_| Rest::before(&self.roots));
-        let resting = self.rest(&mut begun, &preparing, patience)?;
+        let resting = self.rest(&mut begun, &preparing, patience, meeting.is_none())?;
         let Resting { quiet, roots, captures, stopped } = resting;
         let mut rest = before.map(|before| Rest::begin(&roots, before));
         let captured = begun.capture(stopped);

@@ -7,17 +7,19 @@ use crate::quiesce::{QuiesceError, Quiet};
 use crate::sharing;
 use kedge_control::proxy;
 use kedge_process::{Begun, EngineError, Patience, Roots, Stopped};
-use kedge_transport::managed;
 use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long threads may take to stop, before devices go on for them and after it: at the first try,
-/// each later one twice as long, up to the longest.
-const FIRST_STOP: Duration = Duration::from_millis(100);
-const LONGEST_STOP: Duration = Duration::from_secs(2);
-/// Between two of them, so that who was waited for gets what it waits for.
-const BETWEEN_STOPS: Duration = Duration::from_millis(10);
+/// How long threads may take to stop before devices go on for them.
+const PAGES: Duration = Duration::from_millis(100);
+/// How long devices go on at the first try, each later one twice as long.
+const FIRST_TIME: Duration = Duration::from_millis(500);
+/// How long devices may then take to rest again: what was asked of them is what little the threads
+/// have asked that stand still by then.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Between two tries, so that who was waited for gets what it waits for.
+const BETWEEN: Duration = Duration::from_millis(10);
 
 /// A job all of which rests.
 pub(crate) struct Resting<'a> {
@@ -28,18 +30,23 @@ pub(crate) struct Resting<'a> {
 }
 
 impl Checkpointer {
-    /// Brings devices and processes to rest within `patience`.
+    /// Brings devices and processes to rest within `patience`. Devices go on in between only where
+    /// the job is `alone`: those of other parts rest meanwhile, and may be what they wait for.
     pub(crate) fn rest(
         &self,
         begun: &mut Begun,
         preparing: &proxy::Order,
         patience: Duration,
+        alone: bool,
     ) -> Result<Resting<'_>, CheckpointError> {
-        let mut quiet = self.proxies.quiesce_after(patience, preparing, || begun.catch_up())?;
-        let (mut wait, deadline) = (FIRST_STOP, Instant::now() + patience);
         let track = matches!(preparing, proxy::Order::Prepare { track: true, .. });
+        let mut quiet = self.proxies.quiesce_after(patience, preparing, || begun.catch_up())?;
+        let (mut time, deadline) = (FIRST_TIME, Instant::now() + patience);
+        if !alone || quiet.clients.is_empty() {
+            return self.stop(begun, track, quiet, Patience::new(patience));
+        }
         loop {
-            match self.stop(begun, track, quiet, wait) {
+            match self.stop_letting_on(begun, track, quiet, time) {
                 Ok(Some(resting)) => return Ok(resting),
                 Ok(None) if Instant::now() < deadline => {}
                 Ok(None) => return Err(QuiesceError::Waiting(patience.as_secs()).into()),
@@ -47,39 +54,50 @@ impl Checkpointer {
                     if Instant::now() < deadline => {}
                 Err(error) => return Err(error),
             }
-            thread::sleep(BETWEEN_STOPS);
-            wait = LONGEST_STOP.min(wait * 2);
+            thread::sleep(BETWEEN);
+            time *= 2;
             quiet = self.proxies.quiesce(patience, preparing)?;
         }
     }
 
-    /// Stops the processes while devices rest. A thread may wait in the kernel, past any signal,
-    /// for a page that a device has: then devices go on until it has stopped, and rest again.
-    /// `None` where they do not: what they do may need a thread that stands still.
+    /// Stops the processes while devices rest.
     fn stop<'a>(
         &'a self,
         begun: &mut Begun,
         track: bool,
+        quiet: Quiet<'a>,
+        patience: Patience<'_>,
+    ) -> Result<Resting<'a>, CheckpointError> {
+        let (roots, captures) = self.at_rest(&quiet, track)?;
+        let patience = patience.let_on(Duration::ZERO, || quiet.let_on());
+        let stopped = begun.stop(&roots, patience).inspect_err(|_| GPU.idle())?;
+        Ok(Resting { quiet, roots, captures, stopped })
+    }
+
+    /// The same where a thread may wait in the kernel, past any signal, for a page that a device
+    /// has: then devices go on for so long, until it has stopped, and rest again. `None` where they
+    /// do not: what they do may need a thread that stands still.
+    fn stop_letting_on<'a>(
+        &'a self,
+        begun: &mut Begun,
+        track: bool,
         mut quiet: Quiet<'a>,
-        wait: Duration,
+        time: Duration,
     ) -> Result<Option<Resting<'a>>, CheckpointError> {
         let (roots, captures) = self.at_rest(&quiet, track)?;
         let went_on = Cell::new(false);
-        let patience = Patience::new(wait).servants(managed::SERVANT);
-        let stopped = begun.stop(
-            &roots,
-            patience.let_on(wait, || {
-                quiet.let_on();
-                went_on.set(true);
-            }),
-        );
-        let stopped = stopped.inspect_err(|_| GPU.idle())?;
+        let patience = Patience::new(PAGES).let_on(time, || {
+            quiet.let_on();
+            went_on.set(true);
+        });
+        let stopped = begun.stop(&roots, patience).inspect_err(|_| GPU.idle())?;
         if !went_on.get() {
             return Ok(Some(Resting { quiet, roots, captures, stopped }));
         }
         GPU.idle();
         // What is wrong with one is told the next time, if it is still there.
-        if !quiet.rest_again(wait).unwrap_or(false) {
+        if !quiet.rest_again(AGAIN).unwrap_or(false) {
+            begun.goes_on(stopped);
             return Ok(None);
         }
         let (roots, captures) = self.at_rest(&quiet, track)?;

@@ -153,21 +153,25 @@ fn checkpoints_let_on_who_waits_for_a_page_in_a_system_call() {
     if !unprivileged_faults() && !may_trace() {
         return kedge_left_out::left_out("faults in system calls", "nobody may serve them here");
     }
-    let place = Place::of("gpu_calls", "macalls", User::Same).expect("the test's own user");
-    let program = place.program.display().to_string();
-    let run = ["run", "--gpu", "soft:apart", "--soft-memory", "128M", "--job", "j"];
-    let mut job = Job::start(place.kedge(&[&run[..], &["--", &program, "1000000", "0"]].concat()));
-    let nonce = job.nonce.clone();
-    let mut image = None;
-    for _ in 0..12 {
-        job.read_to(job.step + 3);
-        image = Some(place.checkpoint());
+    // Processes are stopped once more where what they change is to be known.
+    for options in [&[][..], &["--incremental"]] {
+        let place = Place::of("gpu_calls", "macalls", User::Same).expect("the test's own user");
+        let program = place.program.display().to_string();
+        let run = ["run", "--gpu", "soft:apart", "--soft-memory", "128M", "--job", "j"];
+        let job = ["--", &program, "1000000", "0"];
+        let mut job = Job::start(place.kedge(&[&run[..], options, &job].concat()));
+        let nonce = job.nonce.clone();
+        let mut image = None;
+        for _ in 0..8 {
+            job.read_to(job.step + 3);
+            image = Some(place.checkpoint());
+        }
+        job.kill();
+        let mut job = Job::spawn(place.restart(&image.expect("eight"), &[]), &nonce);
+        job.read_to(1);
+        job.read_to(job.step + 20);
+        job.kill();
     }
-    job.kill();
-    let mut job = Job::spawn(place.restart(&image.expect("twelve"), &[]), &nonce);
-    job.read_to(1);
-    job.read_to(job.step + 20);
-    job.kill();
 }
 
 #[test]

@@ -114,9 +114,15 @@ impl Begun {
         let together = self.options.together.as_deref();
         together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
         let since = Instant::now();
-        let stopped = stop::stop(roots, patience);
+        let stopped = stop::stop(roots, patience.servants(self.options.servants));
         let job = stopped.inspect_err(|_| self.session.stall += since.elapsed())?;
         Ok(Stopped { job, since })
+    }
+
+    /// Lets a job go on that is not captured: it is to be stopped again.
+    pub fn goes_on(&mut self, stopped: Stopped) {
+        self.session.stall += stopped.since.elapsed();
+        drop(stopped);
     }
 
     /// Captures a job. It runs again when this returns, whatever it returns, unless it is to be

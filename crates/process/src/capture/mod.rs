@@ -68,6 +68,8 @@ pub struct Options {
     pub codec: Choice,
     /// How long the threads may take to stop.
     pub patience: Duration,
+    /// Threads of this name serve the faults of their process's others, and stop after them.
+    pub servants: Option<&'static str>,
     /// What becomes of the contents of files that are open for writing.
     pub contents: FileContents,
     /// The most that the contents of one file may take, in bytes.
@@ -107,11 +109,12 @@ impl Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
         let (hold, plugins, tracker, other, full) = (false, More::new(), None, None, false);
-        let (whole, ahead, together) = (None, None, None);
+        let (whole, ahead, together, servants) = (None, None, None, None);
         Options {
             folder,
             codec,
             patience,
+            servants,
             contents,
             file_limit: limit,
             hold,

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 ///
 /// A thread that waits in the kernel for a page does not stop before it has it. Who brings the page
 /// must not stand still by then: it may be a thread of the same program, which is stopped last
-/// ([`Patience::servants`]), or something outside of the job ([`Patience::let_on`]).
+/// ([`Options::servants`](crate::Options)), or something outside of the job ([`Patience::let_on`]).
 pub struct Patience<'a> {
+    time: Duration,
     pub(crate) until: Instant,
     more: Duration,
     let_on: Option<Box<dyn FnOnce() + 'a>>,
@@ -17,13 +18,18 @@ pub struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     pub fn new(time: Duration) -> Patience<'a> {
-        let until = Instant::now() + time;
-        Patience { until, more: Duration::ZERO, let_on: None, servants: None }
+        let (until, more) = (Instant::now() + time, Duration::ZERO);
+        Patience { time, until, more, let_on: None, servants: None }
+    }
+
+    /// The time begins now.
+    pub(crate) fn begin(&mut self) {
+        self.until = Instant::now() + self.time;
     }
 
     /// Threads of this name serve the faults of their process's others, and stop after them.
-    pub fn servants(self, name: &'static str) -> Patience<'a> {
-        Patience { servants: Some(name), ..self }
+    pub(crate) fn servants(self, servants: Option<&'static str>) -> Patience<'a> {
+        Patience { servants, ..self }
     }
 
     /// Calls `let_on` where a thread has not stopped in time, and gives it `more`.

@@ -118,7 +118,7 @@ impl Stopping<'_> {
     fn ask_leader(&mut self) -> Result<(), EngineError> {
         match ask(self.pid, self.pid) {
             Ok(asked) => self.asked_leader = Some(asked),
-            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
+            Err(EngineError::Ended { .. }) if self.has_others() => {}
             Err(other) => return Err(other),
         }
         Ok(())
@@ -128,7 +128,7 @@ impl Stopping<'_> {
         let asked = self.asked_leader.take();
         match asked.map(|asked| arrive(self.pid, asked, patience)).transpose() {
             Ok(leader) => self.leader = leader,
-            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
+            Err(EngineError::Ended { .. }) if self.has_others() => {}
             Err(other) => return Err(other),
         }
         // What the leader had made meanwhile, under whatever id.
@@ -144,6 +144,11 @@ impl Stopping<'_> {
         }
         self.ask_others()?;
         self.others_arrive(patience)
+    }
+
+    /// Whether the process may have threads besides its first one.
+    fn has_others(&self) -> bool {
+        !self.others.is_empty() || self.last.is_some()
     }
 
     /// All threads are stopped.

@@ -401,7 +401,8 @@ impl State {
             return Ok(());
         }
         let begin = Instant::now();
-        let mut stopped = stop::stop(roots, Patience::new(options.patience))?;
+        let mut stopped =
+            stop::stop(roots, Patience::new(options.patience).servants(options.servants))?;
         for process in stopped.processes.iter_mut().filter(|process| late.contains(&process.pid)) {
             if let Err(error) = self.watch_stopped(process, &mut session.shared) {
                 session.notes.push(format!("written as a whole: {error}"));
