@@ -43,8 +43,8 @@ pub(crate) enum QuiesceError {
     )]
     Busy { pid: u32, seconds: u64, tries: u32 },
     #[error(
-        "devices have not come to rest within {0} s: each time a thread of the job waited for a page that \
-         a device had, and what the device did then waited for the job; try again later"
+        "devices have not come to rest within {0} s: each time a thread of the job waited for a \
+         page that a device had, and what the device did then waited for the job; try again later"
     )]
     Waiting(u64),
     #[error("process {pid}: {source}")]

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 const PAGES: Duration = Duration::from_millis(100);
 /// How long devices go on at the first try, each later one twice as long.
 const FIRST_TIME: Duration = Duration::from_millis(500);
-/// How long devices may then take to rest again: what was asked of them is what little the threads
-/// have asked that stand still by then.
+/// How long devices may then take to rest again: the program stands still by then and asks for no
+/// more.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Between two tries, so that who was waited for gets what it waits for.
 const BETWEEN: Duration = Duration::from_millis(10);
@@ -60,7 +60,8 @@ impl Checkpointer {
         }
     }
 
-    /// Stops the processes while devices rest.
+    /// Stops the processes while devices rest. These go on only where it fails: a thread that waits
+    /// for a page has to stop before it can be let go.
     fn stop<'a>(
         &'a self,
         begun: &mut Begun,
