@@ -215,13 +215,16 @@ fn start(spec: &DeviceSpec, socket: &Path, bytes: u64, limit: Duration) -> Resul
             return wrong(reads.map_or_else(|error| error.to_string(), |_| late()));
         }
     };
-    let ready = line.trim() == "ready";
-    let waits = thread::Builder::new().name("holder".into()).spawn(move || child.wait());
-    match (ready, waits) {
-        (true, Ok(_)) => Ok(()),
-        (false, _) if line.trim().is_empty() => wrong("its holder ended at once".into()),
-        (false, _) => wrong(line.trim().to_owned()),
-        (true, Err(error)) => {
+    if line.trim() != "ready" {
+        // It may run all the same, and would have the device's memory.
+        let _ = child.kill();
+        let _ = child.wait();
+        let said = line.trim();
+        return wrong(if said.is_empty() { "its holder ended at once" } else { said }.to_owned());
+    }
+    match thread::Builder::new().name("holder".into()).spawn(move || child.wait()) {
+        Ok(_) => Ok(()),
+        Err(error) => {
             end(socket);
             wrong(error.to_string())
         }

@@ -5,13 +5,14 @@ use kedge_control::machine::{DESCRIBE, Machine};
 use kedge_control::proxy::Orders;
 use kedge_device_nvidia::{driver_path, gpu_nodes, obstacle};
 use kedge_proxy::backend::Ready;
-use kedge_proxy::holder;
+use kedge_proxy::holder::{self, Words};
 use kedge_proxy::management;
 use kedge_proxy::options::{Hold, Options};
 use kedge_proxy::remote::{self, far::FarError};
 use kedge_proxy::warm::{self, Adopted, WarmError};
 use kedge_proxy::{ServeError, end_orderly};
 use kedge_socket::{Channel, SocketError};
+use std::fs::File;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -86,7 +87,7 @@ fn serve_detached(mut options: Options) -> ExitCode {
         _ => return ExitCode::SUCCESS,
     }
     out_of_the_server();
-    let taken = std::fs::File::open("/dev/null").and_then(|null| {
+    let taken = File::open("/dev/null").and_then(|null| {
         let client = std::io::stdin().as_fd().try_clone_to_owned()?;
         // SAFETY: both numbers are open descriptors; standard input has no other owner.
         if unsafe { libc::dup2(null.as_raw_fd(), 0) } < 0 {
@@ -115,24 +116,30 @@ fn serve_detached(mut options: Options) -> ExitCode {
 /// Holds device memory for a cache. How that begins is told by one line on standard output.
 fn hold_memory(hold: &Hold, options: &Options) -> ExitCode {
     out_of_the_server();
+    // A driver's device takes these two over, as kernels print there.
+    let (told, words) = match (own_copy(std::io::stdout()), own_copy(std::io::stderr())) {
+        (Ok(told), Ok(words)) => (told, Words::new(words)),
+        (Err(error), _) | (_, Err(error)) => return fail(&error.to_string()),
+    };
     no_new_rights();
     ignore_signals();
     // Not to be taken for a proxy.
     // SAFETY: names this thread, the process's first, by a string that ends with NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"kedge-holder".as_ptr()) };
     let _ = std::env::set_current_dir("/");
-    let ready = || {
-        let mut out = std::io::stdout();
-        writeln!(out, "ready").and_then(|()| out.flush())
-    };
-    match holder::serve(hold, &options.backend, ready) {
+    match holder::serve(hold, &options.backend, words, || writeln!(&told, "ready")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Whoever started it tells that where it is looked for.
-            let _ = writeln!(std::io::stdout(), "{error}");
+            let _ = writeln!(&told, "{error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns a copy of a descriptor, which stays what it is when that one leads elsewhere.
+fn own_copy(of: impl AsFd) -> std::io::Result<File> {
+    Ok(of.as_fd().try_clone_to_owned()?.into())
 }
 
 /// Tells what devices this machine has to whoever reads standard output, a socket.

@@ -2,13 +2,13 @@
 
 use super::rooms::Rooms;
 use super::slots::LENGTH;
+use super::words::Words;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{SHARED_BASE, device_base};
 use kedge_device::{Backend, Done, Host};
 use kedge_holder::{PART, UNSHARED};
 use kedge_protocol::{Copy3d, CtxId, OutputTarget, Shape, StreamId, StreamOp};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -21,7 +21,7 @@ const GETS: StreamId = StreamId(3);
 
 /// What a device asks of a process that has no client.
 #[derive(Debug)]
-pub(super) struct MemoryHost;
+pub(super) struct MemoryHost(pub(super) Words);
 
 impl Host for MemoryHost {
     fn read_client(&self, _: u64, _: &mut [u8]) -> Result<(), CuError> {
@@ -39,7 +39,7 @@ impl Host for MemoryHost {
     }
     fn idle(&self) {}
     fn log(&self, line: &str) {
-        let _ = writeln!(io::stderr(), "kedge-holder: {line}");
+        self.0.say(line);
     }
 }
 

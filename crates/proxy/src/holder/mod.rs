@@ -6,6 +6,7 @@
 mod memory;
 mod rooms;
 mod slots;
+mod words;
 
 use crate::backend::{self, BackendConfig, BuildError};
 use crate::options::Hold;
@@ -20,7 +21,7 @@ use rooms::{Door, Rooms};
 use slots::Slots;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -30,6 +31,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+
+pub use words::Words;
 
 /// Beside places, what a software device keeps to itself.
 const SOFT_MARGIN: u64 = 64 << 20;
@@ -91,6 +94,7 @@ struct Holder {
     daemon: Daemon,
     /// Where it is asked for room.
     door: Mutex<Option<Door>>,
+    words: Words,
 }
 
 /// Whose orders are at work: one daemon's at a time, as slots are used by one.
@@ -147,16 +151,18 @@ fn take(socket: &Path) -> Result<File, HoldError> {
     })
 }
 
-/// Holds memory until a cache ends it. `ready` is called when caches can reach it.
+/// Holds memory until a cache ends it. `words` go where its starter's do; `ready` is called when
+/// caches can reach it.
 ///
 /// # Errors
 /// If the device or the socket cannot be had, or what waits for it cannot be told.
 pub fn serve(
     hold: &Hold,
     config: &BackendConfig,
+    words: Words,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), HoldError> {
-    let holder = Arc::new(open(hold, config)?);
+    let holder = Arc::new(open(hold, config, words)?);
     let failed =
         |source| HoldError::System { what: "listen at", path: hold.socket.clone(), source };
     // One before it may have left it, which has ended: the lock says so.
@@ -196,7 +202,7 @@ pub fn serve(
     Ok(())
 }
 
-fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
+fn open(hold: &Hold, config: &BackendConfig, words: Words) -> Result<Holder, HoldError> {
     let places = u32::try_from(hold.bytes / PART).ok();
     let most = kedge_cuda_types::arena::DEVICE_CLIENT_LEN / PART;
     let fits = |places: &u32| *places > 0 && u64::from(*places) <= most;
@@ -206,7 +212,7 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
         config.soft_memory = Some(u64::from(places) * PART + SOFT_MARGIN);
         config.workers = Some(1);
     }
-    let host = Arc::new(MemoryHost);
+    let host = Arc::new(MemoryHost(words.clone()));
     let backend = backend::build(&config, &DeviceChoice::default(), host, None)?;
     let devices = backend.devices();
     let [device] = &devices[..] else { return Err(HoldError::Several(devices.len())) };
@@ -233,6 +239,7 @@ fn open(hold: &Hold, config: &BackendConfig) -> Result<Holder, HoldError> {
         connections,
         daemon,
         door: Mutex::default(),
+        words,
     })
 }
 
@@ -247,11 +254,11 @@ impl Holder {
             thread::Builder::new().name("rooms".into()).spawn(move || {
                 let there = own.clone();
                 let attended = move || there.daemon.is_there();
-                rooms::attend(&listener, &own.rooms, &own.memory, attended);
+                rooms::attend(&listener, &own.rooms, &own.memory, &own.words, attended);
             })
         });
         if let Err(error) = opened {
-            let _ = writeln!(io::stderr(), "kedge-holder: programs cannot ask for room: {error}");
+            self.words.say(&format!("programs cannot ask for room: {error}"));
             self.close_door();
         }
     }
@@ -266,7 +273,7 @@ impl Holder {
         if let Err(error) = self.orders(&channel)
             && !matches!(error, SocketError::Closed)
         {
-            let _ = writeln!(io::stderr(), "kedge-holder: a cache's connection: {error}");
+            self.words.say(&format!("a cache's connection: {error}"));
         }
     }
 

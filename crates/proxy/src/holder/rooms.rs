@@ -2,11 +2,12 @@
 //! makes.
 
 use super::memory::Memory;
+use super::words::Words;
 use kedge_holder::{Answer, Plea, ROOM_LIMIT, VERSION, room_name, rooms_of};
 use kedge_socket::{Channel, SocketError, address};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -141,6 +142,7 @@ pub(super) fn attend(
     listener: &UnixListener,
     rooms: &Arc<Rooms>,
     memory: &Arc<Memory>,
+    words: &Words,
     attended: impl Fn() -> bool + Clone + Send + 'static,
 ) {
     for stream in listener.incoming() {
@@ -153,13 +155,14 @@ pub(super) fn attend(
             continue;
         }
         let (own, memory, attended) = (rooms.clone(), memory.clone(), attended.clone());
+        let words = words.clone();
         let started = thread::Builder::new().name("room".into()).spawn(move || {
             let answered = answer(stream, &own, &memory, attended);
             own.asking.fetch_sub(1, Ordering::SeqCst);
             if let Err(error) = answered
                 && !matches!(error, SocketError::Closed)
             {
-                let _ = writeln!(io::stderr(), "kedge-holder: one that asked for room: {error}");
+                words.say(&format!("one that asked for room: {error}"));
             }
         });
         if started.is_err() {
