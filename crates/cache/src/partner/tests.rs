@@ -1,13 +1,17 @@
 //! A cache's engine and its partner, over this machine's loopback.
 
+use super::link::ANSWER;
+use super::wire::{Hello, VERSION};
 use super::*;
 use crate::adopt;
 use crate::daemon::{Discard, recover_partner};
 use crate::engine::tests::{Scratch, open, write};
 use crate::faults::Faults;
 use crate::file::Handle;
-use crate::spec::{Fsync, Medium};
+use crate::spec::{Fsync, Medium, PartnerAddress, memory_home};
 use crate::tier::make_home;
+use std::fs;
+use std::net::TcpStream;
 use std::path::PathBuf;
 
 const RAM: [(&str, Medium); 1] = [("ram", Medium::Ram)];
