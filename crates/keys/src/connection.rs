@@ -4,7 +4,7 @@ use crate::records::{Opener, RecordError, Sealer};
 use crate::secrets::Secrets;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A connection that is sealed, or, on this machine, plain.
 ///
@@ -16,6 +16,8 @@ pub struct Connection {
     seal: Option<(Sealing, Opening)>,
     /// When reading ends, however slowly bytes come.
     until: Option<Instant>,
+    /// When writing ends, however slowly bytes are taken.
+    write_until: Option<Instant>,
 }
 
 /// The sealed way out.
@@ -46,7 +48,7 @@ impl Connection {
             (Sealing { sealer, sealed }, Opening { opener, opened, taken: 0 })
         };
         let records = secrets.map(Secrets::records).transpose()?;
-        Ok(Connection { stream, seal: records.map(seal), until: None })
+        Ok(Connection { stream, seal: records.map(seal), until: None, write_until: None })
     }
 
     /// Returns its stream, for its addresses and time limits.
@@ -58,6 +60,12 @@ impl Connection {
     /// after each read.
     pub fn read_until(&mut self, moment: Instant) {
         self.until = Some(moment);
+    }
+
+    /// Ends all writing at a moment, however slowly bytes are taken. The stream's time limit is
+    /// another after each write, and nothing sound can follow a write that was ended.
+    pub fn write_until(&mut self, moment: Instant) {
+        self.write_until = Some(moment);
     }
 
     /// Returns its parts, for whoever goes on with it in this process.
@@ -86,7 +94,7 @@ impl Connection {
 /// A plain one.
 impl From<TcpStream> for Connection {
     fn from(stream: TcpStream) -> Connection {
-        Connection { stream, seal: None, until: None }
+        Connection { stream, seal: None, until: None, write_until: None }
     }
 }
 
@@ -128,10 +136,23 @@ impl Opening {
 }
 
 impl Sealing {
-    fn write(&mut self, mut stream: &TcpStream, from: &[u8]) -> io::Result<usize> {
+    fn write(
+        &mut self,
+        stream: &TcpStream,
+        until: Option<Instant>,
+        from: &[u8],
+    ) -> io::Result<usize> {
         self.sealed.clear();
         self.sealer.seal(from, &mut self.sealed)?;
-        stream.write_all(&self.sealed)?;
+        let mut left = &self.sealed[..];
+        while !left.is_empty() {
+            match write(stream, until, left) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => left = &left[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(from.len())
     }
 }
@@ -139,13 +160,23 @@ impl Sealing {
 /// Reads a stream until a moment, if there is one.
 fn read(mut stream: &TcpStream, until: Option<Instant>, into: &mut [u8]) -> io::Result<usize> {
     if let Some(until) = until {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(left(until)?))?;
     }
     stream.read(into)
+}
+
+/// Writes to a stream until a moment, if there is one. The system counts all waits of one write.
+fn write(mut stream: &TcpStream, until: Option<Instant>, from: &[u8]) -> io::Result<usize> {
+    if let Some(until) = until {
+        stream.set_write_timeout(Some(left(until)?))?;
+    }
+    stream.write(from)
+}
+
+/// Returns the time that is left until a moment.
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 impl Read for Connection {
@@ -160,8 +191,8 @@ impl Read for Connection {
 impl Write for Connection {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match &mut self.seal {
-            Some((sealing, _)) => sealing.write(&self.stream, from),
-            None => self.stream.write(from),
+            Some((sealing, _)) => sealing.write(&self.stream, self.write_until, from),
+            None => write(&self.stream, self.write_until, from),
         }
     }
 
@@ -186,7 +217,6 @@ mod tests {
     use crate::testing::{Pair, connection};
     use std::net::Shutdown;
     use std::thread;
-    use std::time::Duration;
 
     /// Two ends of a connection, sealed or plain.
     fn pair(is_sealed: bool) -> (Connection, Connection) {
@@ -265,6 +295,31 @@ mod tests {
                 drop(far);
             });
             assert!(begin.elapsed() >= Duration::from_millis(200));
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_taken_slowly_buy_no_time() {
+        for (is_sealed, takes_some) in [(true, true), (true, false), (false, true), (false, false)]
+        {
+            let (mut near, far) = pair(is_sealed);
+            let begin = Instant::now();
+            near.write_until(begin + Duration::from_millis(300));
+            thread::scope(|scope| {
+                let mut stream = far.stream.try_clone().unwrap();
+                scope.spawn(move || {
+                    let mut some = vec![0; 64 << 10];
+                    while takes_some && stream.read(&mut some).is_ok_and(|count| count > 0) {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                });
+                // More than the systems of both ends keep for a stream.
+                let late = near.write_all(&vec![7; 64 << 20]).unwrap_err();
+                let kinds = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
+                assert!(kinds.contains(&late.kind()), "{late}");
+                far.stream.shutdown(Shutdown::Both).unwrap();
+            });
+            assert!(begin.elapsed() >= Duration::from_millis(300));
         }
     }
 
