@@ -1,7 +1,8 @@
 //! The way to a partner: its connection, and what it is to be told.
 
 use super::session::PARTS;
-use super::wire::{Hello, Said, VERSION};
+use super::turns::{Turn, Turns};
+use super::wire::{Hello, PART, Said, VERSION};
 use crate::CacheError;
 use crate::journal::Record;
 use crate::ranges::RangeMap;
@@ -12,17 +13,25 @@ use std::collections::HashMap;
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// The file in the home in memory that says which cache it is.
 const TOKEN: &str = "partner-token";
-/// How long a connection, and each answer, may take: an fsync drains then.
-pub(super) const LIMIT: Duration = Duration::from_secs(5);
+/// How long a connection may take.
+const LIMIT: Duration = Duration::from_secs(5);
+/// How long the partner may take for what it is sent at once and for its answer, and an fsync
+/// beside the time for its data: it drains then.
 pub(super) const ANSWER: Duration = Duration::from_secs(20);
+/// Bytes that the partner has to take in a second, for all who send at once.
+const SLOWEST: u64 = 4 << 20;
+/// A part of that length takes so long at most.
+const MOMENT: Duration = Duration::from_millis(PART * 1000 / SLOWEST);
+/// Why a connection was given up.
+pub(super) const SLOW: &str = "it has not taken what it was sent, or not answered, in time";
 /// What a partner answers that is there, and has no room for this cache.
 const REFUSED: io::ErrorKind = io::ErrorKind::PermissionDenied;
 /// Notes that wait to be sent; with more, the connection is of no use.
@@ -36,7 +45,13 @@ pub(crate) struct Link {
     /// Whoever begins a session has this, and before the wire.
     pub(super) connecting: Mutex<()>,
     /// Is locked before any file's state.
-    pub(super) wire: Mutex<Option<Wire>>,
+    pub(super) wire: Turns<Option<Wire>>,
+    /// How long each answer may take.
+    pub(super) answer: Duration,
+    /// The connection, for who waits too long for another one's turn on it.
+    line: Mutex<Option<TcpStream>>,
+    /// Whether it was ended for that.
+    late: AtomicBool,
     /// What it is to be told before anything else, in this order. Is locked after files' states.
     pub(super) notes: Mutex<Notes>,
     pub(super) connected: AtomicBool,
@@ -83,12 +98,13 @@ impl Wire {
         }
     }
 
-    fn hear(&mut self) -> io::Result<Said> {
-        self.hear_until(Instant::now() + ANSWER)
+    /// Ends all that is said and heard at a moment, however slowly it is taken or comes.
+    fn limit(&mut self, until: Instant) {
+        self.connection.write_until(until);
+        self.connection.read_until(until);
     }
 
-    fn hear_until(&mut self, until: Instant) -> io::Result<Said> {
-        self.connection.read_until(until);
+    fn hear(&mut self) -> io::Result<Said> {
         self.count()?;
         let said = Said::read(&mut self.connection)?;
         self.heard = Some(Instant::now());
@@ -129,7 +145,10 @@ impl Link {
             address: address.clone(),
             hello: Hello { version: VERSION, under, node: node.trim().to_owned(), token },
             connecting: Mutex::default(),
-            wire: Mutex::default(),
+            wire: Turns::default(),
+            answer: ANSWER,
+            line: Mutex::default(),
+            late: AtomicBool::new(false),
             notes: Mutex::default(),
             connected: AtomicBool::new(false),
             heard: Mutex::default(),
@@ -185,7 +204,6 @@ impl Link {
 
     fn secure(&self, mut stream: TcpStream) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(ANSWER))?;
         if stream.peer_addr()?.ip().to_canonical().is_loopback() {
             // Another user of this machine could listen there.
             let begin = Instant::now();
@@ -206,7 +224,6 @@ impl Link {
         let pins = Arc::new(keys.pins().map_err(io::Error::other)?);
         let name = pins.name_of(&self.address.socket()).map_err(io::Error::other)?;
         let shaken = kedge_keys::connect(&mut stream, &own, &pins, &name, LIMIT);
-        stream.set_write_timeout(Some(ANSWER))?;
         Ok(Connection::new(stream, Some(shaken.map_err(io::Error::other)?))?)
     }
 
@@ -215,13 +232,14 @@ impl Link {
         &self,
         left: Option<u64>,
     ) -> io::Result<(Wire, HashMap<u64, RangeMap<()>>)> {
-        let until = Instant::now() + LIMIT + ANSWER;
+        let until = Instant::now() + LIMIT + self.answer;
         let mut wire = Wire { connection: self.connect()?, left, heard: None };
+        wire.limit(until);
         wire.say(&Said::Hello(self.hello.clone()))?;
         let mut held: HashMap<u64, RangeMap<()>> = HashMap::new();
         let mut parts = 0;
         loop {
-            match wire.hear_until(until)? {
+            match wire.hear()? {
                 Said::Note(Record::Write(file, offset, length)) => {
                     let range = offset..offset.saturating_add(length);
                     parts += 1;
@@ -237,12 +255,44 @@ impl Link {
         }
     }
 
+    /// Takes the connection of a new session for one that can be ended.
+    pub(super) fn keep_line(&self, line: TcpStream) {
+        self.late.store(false, Ordering::SeqCst);
+        *lock(&self.line) = Some(line);
+    }
+
+    /// Returns when an fsync that has so many bytes to send is to drain them instead.
+    pub(super) fn patience(&self, bytes: u64) -> Instant {
+        Instant::now() + self.answer + Duration::from_secs(bytes / SLOWEST)
+    }
+
+    /// Waits for a turn on the wire, with a moment left of the time until `until`.
+    ///
+    /// A wire on which there was no turn for so long is of no use: it is ended, with whoever waits
+    /// for the partner there.
+    pub(super) fn turn(&self, until: Instant) -> Option<Turn<'_, Option<Wire>>> {
+        let moment = MOMENT.min(self.answer / 4);
+        let turn = self.wire.wait_until(until.checked_sub(moment).unwrap_or(until));
+        if let Some(turn) = turn.filter(|_| Instant::now() < until) {
+            return Some(turn);
+        }
+        if let Some(line) = lock(&self.line).take() {
+            self.late.store(true, Ordering::SeqCst);
+            let _ = line.shutdown(Shutdown::Both);
+        }
+        None
+    }
+
     /// Gives the connection up.
-    pub(super) fn lose(&self, wire: &mut MutexGuard<'_, Option<Wire>>, error: &io::Error) {
-        **wire = None;
+    pub(super) fn lose(&self, wire: &mut Option<Wire>, error: &io::Error) {
+        *wire = None;
+        lock(&self.line).take();
         self.connected.store(false, Ordering::SeqCst);
         lock(&self.notes).waiting.clear();
-        let text: String = error.to_string().chars().filter(|it| !it.is_control()).collect();
+        let is_late = matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+            | self.late.swap(false, Ordering::SeqCst);
+        let text = if is_late { SLOW.to_owned() } else { error.to_string() };
+        let text: String = text.chars().filter(|it| !it.is_control()).collect();
         let said = lock(&self.why).replace(text.clone());
         if said.as_ref() != Some(&text) {
             let at = self.address.socket();
@@ -250,24 +300,28 @@ impl Link {
         }
     }
 
-    /// Sends what waits to be told, and what `more` says.
+    /// Sends what waits to be told, and what `more` says, until a moment at most.
     pub(super) fn with<R>(
         &self,
-        wire: &mut MutexGuard<'_, Option<Wire>>,
+        wire: &mut Option<Wire>,
+        until: Instant,
         more: impl FnOnce(&mut Wire) -> io::Result<R>,
     ) -> Option<R> {
         let notes = self.take_notes();
-        self.with_notes(wire, notes, more)
+        self.with_notes(wire, until, notes, more)
     }
 
     /// The same, with what waited a moment ago.
     pub(super) fn with_notes<R>(
         &self,
-        wire: &mut MutexGuard<'_, Option<Wire>>,
+        wire: &mut Option<Wire>,
+        until: Instant,
         (notes, noted): (Vec<Record>, u64),
         more: impl FnOnce(&mut Wire) -> io::Result<R>,
     ) -> Option<R> {
         let open = wire.as_mut().filter(|_| self.is_connected())?;
+        // Others wait for their turn.
+        open.limit(until.min(Instant::now() + self.answer));
         let before = open.heard;
         let told = notes.into_iter().try_for_each(|note| open.say(&Said::Note(note)));
         match told.and_then(|()| more(open)) {
@@ -285,15 +339,26 @@ impl Link {
         }
     }
 
+    /// Has the partner answer that it has been told all; `None` if it cannot.
+    pub(super) fn beat(&self) -> Option<Result<(), String>> {
+        let until = Instant::now() + self.answer;
+        self.turn(until).and_then(|mut wire| {
+            let until = Instant::now() + self.answer;
+            self.with(&mut wire, until, |wire| wire.ask(&Said::Beat))
+        })
+    }
+
     /// Has the partner give up all that it keeps: it is below.
     pub(crate) fn end(&self) -> Result<(), String> {
         let _connecting = lock(&self.connecting);
-        let mut wire = lock(&self.wire);
+        let mut wire = self.wire.wait();
         let at = self.address.socket();
-        let done = match self.with(&mut wire, |wire| wire.ask(&Said::End)) {
+        let until = Instant::now() + self.answer;
+        let done = match self.with(&mut wire, until, |wire| wire.ask(&Said::End)) {
             Some(done) => done,
             None => match self.begin(None) {
                 Ok((mut fresh, _)) => {
+                    fresh.limit(Instant::now() + self.answer);
                     fresh.ask(&Said::End).unwrap_or_else(|error| Err(error.to_string()))
                 }
                 // It says what is to be done there.
@@ -304,6 +369,7 @@ impl Link {
             },
         };
         *wire = None;
+        lock(&self.line).take();
         self.connected.store(false, Ordering::SeqCst);
         done.map_err(|why| {
             format!(

@@ -9,6 +9,7 @@ mod link;
 mod session;
 #[cfg(test)]
 mod tests;
+mod turns;
 pub(crate) mod wire;
 
 pub use host::{Partner, PartnerSpec, say};
@@ -108,10 +109,12 @@ impl Engine {
             return Err(ends());
         }
         let (open, mut held) = link.begin(self.faults.partner)?;
-        let mut wire = lock(&link.wire);
+        let line = open.connection.stream().try_clone()?;
+        let mut wire = link.wire.wait();
         if self.desk().stopped {
             return Err(ends());
         }
+        link.keep_line(line);
         *lock(&link.heard) = open.heard;
         *wire = Some(open);
         {
@@ -180,17 +183,18 @@ impl Engine {
                 continue;
             }
             beat = Instant::now();
-            let mut wire = lock(&link.wire);
+            let mut wire = link.wire.wait();
             if self.desk().stopped {
                 return;
             }
             if link.is_connected() && wire.is_some() {
-                let _ = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
+                let until = Instant::now() + link.answer;
+                let _ = link.with(&mut wire, until, |wire| wire.ask(&Said::Beat));
             } else if Instant::now() >= again {
                 *wire = None;
                 drop(wire);
                 if let Err(error) = self.connect_partner(link) {
-                    link.lose(&mut lock(&link.wire), &error);
+                    link.lose(&mut link.wire.wait(), &error);
                 } else {
                     let at = link.address.socket();
                     let _ = writeln!(io::stderr(), "kedge: the partner {at} is there again");
@@ -242,20 +246,23 @@ impl Engine {
             state.lapses
         };
         let mut buffer = Vec::new();
+        let until = link.patience(missing.total());
         for (range, ()) in missing.iter() {
             let mut from = range.start;
             while from < range.end {
                 let part = from..range.end.min(from + PART);
                 from = part.end;
-                if !self.send(link, file, part, &mut buffer)? {
+                if !self.send(link, file, part, &mut buffer, until)? {
                     return Ok(false);
                 }
             }
         }
-        let mut wire = lock(&link.wire);
-        let synced = link.with(&mut wire, |wire| {
-            let done = wire.ask(&Said::Sync(file.number))?;
-            wire.say(&Said::Heard).map(|()| done)
+        let mut wire = link.turn(until);
+        let synced = wire.as_mut().and_then(|wire| {
+            link.with(wire, until, |wire| {
+                let done = wire.ask(&Said::Sync(file.number))?;
+                wire.say(&Said::Heard).map(|()| done)
+            })
         });
         // Others who wait for the same bytes find it before they ask.
         let mut state = file.lock();
@@ -272,18 +279,19 @@ impl Engine {
         Ok(false)
     }
 
-    /// Sends what of a part is not below. `false` if it cannot be.
+    /// Sends what of a part is not below. `false` if it cannot be, until a moment.
     fn send(
         &self,
         link: &Link,
         file: &CachedFile,
         part: Range<u64>,
         buffer: &mut Vec<u8>,
+        until: Instant,
     ) -> io::Result<bool> {
         if !link.is_connected() {
             return Ok(false);
         }
-        let mut wire = lock(&link.wire);
+        let Some(mut wire) = link.turn(until) else { return Ok(false) };
         let mut state = file.lock();
         // Of a file that no name leads to, nothing can be recovered.
         if state.orphan || state.path.is_empty() {
@@ -319,17 +327,13 @@ impl Engine {
             let read = shadow.read_exact_at(&mut buffer[place], at);
             read.inspect_err(|error| link.lose(&mut wire, error))?;
         }
-        let sent = link.with_notes(&mut wire, notes, |wire| {
+        let sent = link.with_notes(&mut wire, until, notes, |wire| {
             for range in &pieces {
                 let place = (range.start - part.start) as usize..(range.end - part.start) as usize;
                 wire.count()?;
                 let data = &buffer[place];
                 wire::write_data(&mut wire.connection, file.number, range.start, data)?;
                 link.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
-            }
-            // A long fsync leaves no room to the thread that says so.
-            if wire.heard.is_some_and(|heard| heard.elapsed() > BEAT) {
-                let _ = wire.ask(&Said::Beat)?;
             }
             Ok(())
         });
@@ -360,10 +364,7 @@ impl Engine {
                 // A later session tells all that was noted before it counts.
                 return below::touch(node);
             }
-            let mut wire = lock(&link.wire);
-            let told = link.with(&mut wire, |wire| wire.ask(&Said::Beat));
-            drop(wire);
-            if let Some(Ok(())) = told {
+            if let Some(Ok(())) = link.beat() {
                 return Ok(());
             }
             if untold() {
@@ -424,7 +425,7 @@ impl Engine {
     pub(crate) fn tell_partner(&self) {
         let Some(link) = self.partner.as_ref().filter(|link| link.is_connected()) else { return };
         if link.is_behind() {
-            let _ = link.with(&mut lock(&link.wire), |wire| wire.ask(&Said::Beat));
+            let _ = link.beat();
         }
     }
 

@@ -157,6 +157,8 @@ impl Session {
 
     pub(super) fn serve(&mut self, connection: Connection, mut vouched: Vouched) -> io::Result<()> {
         let mut connection = BufReader::new(connection);
+        // A cache that takes it slowly has given it up by then.
+        connection.get_mut().write_until(Instant::now() + SILENCE);
         for (file, found) in &self.files {
             for (range, _) in found.parts.iter() {
                 let record = Record::Write(*file, range.start, range.end - range.start);
@@ -199,6 +201,7 @@ impl Session {
                 }
                 Said::End => {
                     self.end();
+                    connection.get_mut().write_until(Instant::now() + SILENCE);
                     Said::Done.write(connection.get_mut())?;
                     return Ok(());
                 }
@@ -207,6 +210,7 @@ impl Session {
             };
             // Before the cache can know it: what it does below later is later than that.
             self.answered = Some(SystemTime::now());
+            connection.get_mut().write_until(Instant::now() + SILENCE);
             answer.write(connection.get_mut())?;
         }
     }

@@ -1,5 +1,7 @@
 //! A cache's engine and its partner, over this machine's loopback.
 
+mod slow;
+
 use super::link::ANSWER;
 use super::wire::{Hello, VERSION};
 use super::*;
@@ -87,7 +89,7 @@ fn reconnect(engine: &Engine) {
 
 fn beat(engine: &Engine) {
     let link = engine.partner.as_ref().expect("a partner");
-    link.with(&mut lock(&link.wire), |wire| wire.ask(&Said::Beat)).expect("told").expect("done");
+    link.beat().expect("told").expect("done");
 }
 
 fn fsync(engine: &Arc<Engine>, handle: &Handle) {
@@ -204,7 +206,7 @@ fn a_partner_that_was_lost_learns_what_is_below() {
         fsync(&engine, &handle);
         handle
     });
-    link.lose(&mut lock(&link.wire), &io::Error::other("a test"));
+    link.lose(&mut link.wire.wait(), &io::Error::other("a test"));
     engine.drain_file(&handles[0].file).expect("drained");
     write(&engine, &handles[1], 0, b"B");
     fsync(&engine, &handles[1]);
@@ -251,7 +253,7 @@ fn an_older_part_that_lands_leaves_the_partner_what_it_has() {
         fsync(&engine, &handle);
         write(&engine, &handle, 0, b"v2");
         if reconnects {
-            link.lose(&mut lock(&link.wire), &io::Error::other("a test"));
+            link.lose(&mut link.wire.wait(), &io::Error::other("a test"));
             reconnect(&engine);
         }
         land();
@@ -296,7 +298,7 @@ fn what_the_partner_was_not_told_counts_when_the_file_is_known_anew() {
         write(&engine, &handle, 0, b"v1");
         fsync(&engine, &handle);
         if !connected {
-            link.lose(&mut lock(&link.wire), &io::Error::other("a test"));
+            link.lose(&mut link.wire.wait(), &io::Error::other("a test"));
         }
         engine.drain_file(&handle.file).expect("drained");
         handle.file.lock().writers = 0;

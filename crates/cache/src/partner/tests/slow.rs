@@ -1,0 +1,79 @@
+//! Partners that take bytes slowly, or not at all.
+
+use super::*;
+use crate::partner::link::SLOW;
+use std::io::Read;
+use std::net::TcpListener;
+
+/// How long a partner of these tests may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Listens as a partner that greets, and then takes so many bytes fifty times a second.
+fn slow_partner(bytes: usize) -> PartnerAddress {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = PartnerAddress(listener.local_addr().expect("it listens").to_string());
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let hello = Said::read(&mut stream).expect("a greeting");
+            assert!(matches!(hello, Said::Hello(_)), "{hello:?}");
+            Said::Done.write(&mut stream).expect("it listens");
+            let mut some = vec![0; bytes];
+            while bytes > 0 && stream.read(&mut some).is_ok_and(|count| count > 0) {
+                thread::sleep(Duration::from_millis(20));
+            }
+            kept.push(stream);
+        }
+    });
+    address
+}
+
+fn impatient(scratch: &Scratch, address: &PartnerAddress) -> Arc<Engine> {
+    let mut engine = engine(scratch, address, "");
+    let link = Arc::get_mut(&mut engine).and_then(|engine| engine.partner.as_mut());
+    link.expect("nobody else has it").answer = PATIENCE;
+    engine
+}
+
+#[test]
+fn an_fsync_drains_where_the_partner_takes_bytes_slowly_or_none() {
+    for bytes in [0, 4096] {
+        let scratch = Scratch::new(&format!("partnerslow{bytes}"));
+        let engine = impatient(&scratch, &slow_partner(bytes));
+        begun(&engine);
+        let handle = open(&engine, &scratch.below("a"));
+        // More than the system keeps for a connection.
+        let data = vec![7; 32 << 20];
+        write(&engine, &handle, 0, &data);
+        fsync(&engine, &handle);
+        assert!(below(&scratch, "a") == data, "it is drained");
+        let said = status(&engine);
+        assert_eq!((said.connected, said.drained, said.why.as_deref()), (false, 1, Some(SLOW)));
+        assert!(said.sent < data.len() as u64, "it did not go on to send");
+    }
+}
+
+#[test]
+fn who_waits_too_long_for_another_ends_the_connection() {
+    let scratch = Scratch::new("partnerturn");
+    let (_partner, address) = partner(&scratch, None);
+    let engine = impatient(&scratch, &address);
+    let link = begun(&engine);
+    let handle = open(&engine, &scratch.below("a"));
+    write(&engine, &handle, 0, b"a");
+    // As one whose bytes the partner does not take.
+    let mut turn = link.wire.wait();
+    fsync(&engine, &handle);
+    assert_eq!((below(&scratch, "a"), status(&engine).drained), (b"a".to_vec(), 1));
+    let until = Instant::now() + PATIENCE;
+    let told = link.with(&mut turn, until, |wire| wire.ask(&Said::Beat));
+    drop(turn);
+    assert_eq!((told, link.is_connected()), (None, false));
+    assert_eq!(status(&engine).why.as_deref(), Some(SLOW));
+    // It is there for all others again.
+    reconnect(&engine);
+    write(&engine, &handle, 0, b"b");
+    fsync(&engine, &handle);
+    assert_eq!((below(&scratch, "a"), status(&engine).drained), (b"a".to_vec(), 1));
+}
