@@ -21,6 +21,9 @@ pub(super) const CONTACT: &str = "contact";
 /// The numbers of files whose recovery has begun, and when it was under way.
 pub(super) const BEGUN: &str = "begun";
 
+/// Folders from a key's to a home: the node, the user, and the home, which has the tier's folder.
+const DEPTH: usize = 3;
+
 /// When a home of a partner was told of last, and what was recovered of it in part since.
 #[derive(Debug)]
 pub(crate) struct Contact {
@@ -116,11 +119,29 @@ pub(crate) fn remove_empty(home: &Path, up_to: &Path) {
     }
 }
 
-/// Returns the bytes of all files in a folder, and in those within it.
-pub(super) fn size_of(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
-        .map(|(path, meta)| if meta.is_dir() { size_of(&path) } else { blocks(&meta) })
-        .sum()
+/// Returns the bytes of all files and folders in a folder, as deep as a partner's homes are.
+pub(super) fn size_of(of_key: &Path) -> u64 {
+    fn within(folder: &Path, depth: usize) -> u64 {
+        let size = |entry: fs::DirEntry| {
+            let meta = entry.metadata().ok()?;
+            let inner =
+                if meta.is_dir() && depth > 1 { within(&entry.path(), depth - 1) } else { 0 };
+            Some(blocks(&meta) + inner)
+        };
+        fs::read_dir(folder).into_iter().flatten().flatten().filter_map(size).sum()
+    }
+    within(of_key, DEPTH + 2)
+}
+
+/// Returns how many homes a key has.
+pub(super) fn homes_of(of_key: &Path) -> usize {
+    fn within(folder: &Path, depth: usize) -> usize {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        match depth {
+            1 => folders.count(),
+            _ => folders.map(|entry| within(&entry.path(), depth - 1)).sum(),
+        }
+    }
+    within(of_key, DEPTH)
 }

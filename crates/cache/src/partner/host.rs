@@ -3,6 +3,7 @@
 //! Each cache has a home of the form of a local disk's tier, in a folder of its key and node:
 //! `DIR/KEY/NODE`. A home is one session's at a time.
 
+use super::account::{Account, Limits};
 use super::home as place;
 use super::session::Session;
 use super::wire::{Hello, Said};
@@ -49,22 +50,16 @@ pub struct PartnerSpec {
     pub keys: Option<Keys>,
 }
 
-/// The sessions of one key.
-#[derive(Debug, Default)]
-pub(super) struct Account {
-    pub(super) sessions: usize,
-    pub(super) used: u64,
-}
-
 /// A partner that listens.
 #[derive(Debug)]
 pub struct Partner {
     pub(super) spec: PartnerSpec,
+    pub(super) limits: Limits,
     listener: TcpListener,
     open: AtomicUsize,
     pub(super) accounts: Mutex<HashMap<String, Account>>,
     /// The session of each home: whose cache it is, and its connection.
-    homes: Mutex<HashMap<PathBuf, (String, TcpStream)>>,
+    pub(super) homes: Mutex<HashMap<PathBuf, (String, TcpStream)>>,
 }
 
 pub(super) fn other(why: impl Into<String>) -> io::Error {
@@ -77,6 +72,10 @@ impl Partner {
     /// # Errors
     /// If that address or the folder cannot be had, or others can connect and there are no keys.
     pub fn bind(spec: PartnerSpec) -> Result<Arc<Partner>, CacheError> {
+        Partner::bind_with(spec, Limits::new())
+    }
+
+    pub(super) fn bind_with(spec: PartnerSpec, limits: Limits) -> Result<Arc<Partner>, CacheError> {
         if !spec.listen.ip().is_loopback() {
             let no_keys = |error: kedge_keys::KeyError| {
                 CacheError::Tier(format!(
@@ -92,7 +91,7 @@ impl Partner {
         let listener = TcpListener::bind(spec.listen)
             .map_err(|error| CacheError::io("cannot listen at", Path::new(&at), error))?;
         let (open, accounts, homes) = Default::default();
-        Ok(Arc::new(Partner { spec, listener, open, accounts, homes }))
+        Ok(Arc::new(Partner { spec, limits, listener, open, accounts, homes }))
     }
 
     /// Returns where it listens.

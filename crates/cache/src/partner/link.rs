@@ -1,6 +1,6 @@
 //! The way to a partner: its connection, and what it is to be told.
 
-use super::session::PARTS;
+use super::account::Limits;
 use super::turns::{Turn, Turns};
 use super::wire::{Hello, PART, Said, VERSION};
 use crate::CacheError;
@@ -243,7 +243,7 @@ impl Link {
                 Said::Note(Record::Write(file, offset, length)) => {
                     let range = offset..offset.saturating_add(length);
                     parts += 1;
-                    if parts > 2 * PARTS {
+                    if parts > Limits::new().most_parts() {
                         return Err(io::Error::other("the partner has more than it can have"));
                     }
                     held.entry(file).or_default().insert(range, ());

@@ -3,6 +3,7 @@
 //! What is not below is sent at an fsync, and counts once the partner's disk has it. What is below
 //! since is given up there. Without a connection, fsync drains.
 
+mod account;
 pub(crate) mod home;
 pub(crate) mod host;
 mod link;

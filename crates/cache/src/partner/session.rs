@@ -1,5 +1,6 @@
 //! A session of a cache with its partner, at the partner: the home that it keeps.
 
+use super::account::{Kept, RECORD, Seat};
 use super::home::{self as place, CONTACT, TOKEN};
 use super::host::{Partner, SILENCE, Vouched, lock_homes, other};
 use super::wire::{END, Hello, Said, VERSION};
@@ -9,7 +10,7 @@ use crate::home;
 use crate::journal::{Found, Record, apply};
 use crate::ranges::RangeMap;
 use crate::spec::{TierSpec, home_in};
-use crate::tier::{Tier, lock, make_home, private_folder, punch, sync_folder};
+use crate::tier::{Tier, make_home, private_folder, punch, sync_folder};
 use kedge_keys::{Connection, Name};
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -21,22 +22,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-/// Files of one cache.
-const FILES: usize = 1 << 20;
-/// Parts of all files of one cache.
-pub(super) const PARTS: usize = 1 << 20;
+/// The longest name of a file, from the cached folder, bytes.
+const NAME: usize = 4096;
 /// Ranges that wait to be given back.
 const FREED: usize = 1 << 16;
-/// Caches of one key at a time.
-const SESSIONS: usize = 64;
-/// A journal is written anew when it is that long.
+/// A journal is written anew when it is that long, and twice as long as what it is to say; where a
+/// key has little room, earlier.
 const LONG_JOURNAL: u64 = 8 << 20;
+const SHORT_JOURNAL: u64 = 64 << 10;
 
 /// A home at work.
 #[derive(Debug)]
 pub(super) struct Session {
     partner: Arc<Partner>,
-    key: String,
+    seat: Seat,
     token: String,
     home: PathBuf,
     tier: Tier,
@@ -50,10 +49,7 @@ pub(super) struct Session {
     freed: Vec<(u64, Range<u64>)>,
     /// What could not be kept, by file, until its sync is asked for.
     failed: HashMap<u64, String>,
-    parts: usize,
     last: u64,
-    long_journal: u64,
-    counted: bool,
     _lock: Option<File>,
 }
 
@@ -64,7 +60,8 @@ fn check(hello: &Hello) -> io::Result<()> {
     }
     let name: Result<Name, _> = hello.node.parse();
     let under = hello.under.as_os_str();
-    let text = hello.token.len() <= 64 && hello.token.chars().all(|it| it.is_ascii_hexdigit());
+    let text = (1..=64).contains(&hello.token.len())
+        && hello.token.chars().all(|it| it.is_ascii_hexdigit());
     if name.is_err() || !hello.under.is_absolute() || under.len() > 4096 || !text {
         return Err(other("the cache's name, folder or token is none"));
     }
@@ -82,11 +79,17 @@ impl Session {
         let of_key = partner.spec.folder.join(key);
         let folder = of_key.join(&hello.node);
         let wrong = |error: CacheError| other(error.to_string());
-        private_folder(&of_key).and_then(|()| private_folder(&folder)).map_err(wrong)?;
         let home = home_in(&folder, &hello.under);
+        if !home.exists() && place::homes_of(&of_key) >= partner.limits.homes {
+            return Err(other("this key has too many folders of caches here: recover some"));
+        }
+        private_folder(&of_key).and_then(|()| private_folder(&folder)).map_err(wrong)?;
         make_home(&home).map_err(wrong)?;
         let lock = partner.take(&home, hello)?;
+        // Before anything of it is read.
+        let mut seat = Seat::take(partner, key)?;
         let (tier, replay) = Tier::open(&TierSpec::nvme(folder, 0), &hello.under).map_err(wrong)?;
+        seat.found_journal(tier.journal_length());
         let token = home.join(TOKEN);
         let before = fs::read_to_string(&token).unwrap_or_default();
         if before != hello.token && !replay.files.is_empty() {
@@ -109,7 +112,7 @@ impl Session {
         lock_homes(partner).insert(home.clone(), (hello.token.clone(), stream));
         let mut session = Session {
             partner: partner.clone(),
-            key: key.to_owned(),
+            seat,
             token: hello.token.clone(),
             home,
             tier,
@@ -120,9 +123,6 @@ impl Session {
             held: HashMap::new(),
             freed: Vec::new(),
             failed: HashMap::new(),
-            parts: 0,
-            long_journal: LONG_JOURNAL,
-            counted: false,
             _lock: Some(lock),
         };
         session.begin(&of_key)?;
@@ -140,19 +140,9 @@ impl Session {
                 held.insert(blocks_of(&range), ());
             }
         }
-        self.parts = self.files.values().map(|found| found.parts.len()).sum();
-        let mut accounts = lock(&self.partner.accounts);
-        let account = accounts.entry(self.key.clone()).or_default();
-        if account.sessions == 0 {
-            // Others may have recovered some of it since.
-            account.used = place::size_of(of_key);
-        }
-        if account.sessions >= SESSIONS {
-            return Err(other("this key has too many caches here"));
-        }
-        account.sessions += 1;
-        self.counted = true;
-        Ok(())
+        let mut kept = Kept::default();
+        self.files.values().for_each(|found| kept.add(Kept::of(found)));
+        self.seat.begin(of_key, kept, self.tier.journal_length())
     }
 
     pub(super) fn serve(&mut self, connection: Connection, mut vouched: Vouched) -> io::Result<()> {
@@ -219,36 +209,44 @@ impl Session {
         let number = self.last + 1;
         self.tier.append(number, record)?;
         self.last = number;
+        self.seat.count_journal(self.tier.journal_length());
         Ok(number)
     }
 
     /// Notes what a cache says of a file: its name, or what of it is below.
     fn note(&mut self, record: Record) -> io::Result<()> {
-        match &record {
-            Record::File(file, _) => {
-                let known = self.files.contains_key(file);
-                if !known && self.files.len() >= FILES {
-                    return Ok(());
-                }
-            }
-            Record::Clean(file, ..) | Record::Drop(file) if !self.files.contains_key(file) => {
-                return Ok(());
-            }
-            Record::Clean(file, offset, length) => {
-                self.freed.push((*file, *offset..offset.saturating_add(*length)));
-            }
-            Record::Drop(file) => self.freed.push((*file, 0..u64::MAX)),
-            _ => {}
-        }
-        let number = self.append(&record)?;
         let (file, dropped) = match &record {
             Record::File(file, _) | Record::Clean(file, ..) => (*file, false),
             Record::Drop(file) => (*file, true),
             _ => return Ok(()),
         };
-        let before = self.parts_of(file);
+        let before = self.kept_of(file);
+        match &record {
+            Record::File(_, identity) => {
+                if let Err(error) = self.check_name(before, &identity.path) {
+                    // Its sync fails, also where the file is not known.
+                    if before.files > 0 {
+                        self.failed.insert(file, error.to_string());
+                    }
+                    return Ok(());
+                }
+            }
+            _ if before.files == 0 => return Ok(()),
+            // What is cut out of a part makes two of it, and must not be kept.
+            Record::Clean(_, offset, length)
+                if self.seat.parts() >= self.partner.limits.most_parts()
+                    && self.is_within_part(file, *offset, *length) =>
+            {
+                return Err(other("it has the partner keep too many parts of files"));
+            }
+            Record::Clean(_, offset, length) => {
+                self.freed.push((file, *offset..offset.saturating_add(*length)));
+            }
+            _ => self.freed.push((file, 0..u64::MAX)),
+        }
+        let number = self.append(&record)?;
         apply(&mut self.files, number, record);
-        self.parts = self.parts - before + self.parts_of(file);
+        self.seat.replace(before, self.kept_of(file));
         if dropped {
             self.failed.remove(&file);
         }
@@ -258,39 +256,50 @@ impl Session {
         self.compact()
     }
 
-    fn parts_of(&self, file: u64) -> usize {
-        self.files.get(&file).map_or(0, |found| found.parts.len())
+    fn kept_of(&self, file: u64) -> Kept {
+        self.files.get(&file).map_or(Kept::default(), Kept::of)
+    }
+
+    /// Returns whether one part reaches beyond both ends of a range.
+    fn is_within_part(&self, file: u64, offset: u64, length: u64) -> bool {
+        let around = offset.saturating_sub(1)..offset.saturating_add(length).saturating_add(1);
+        let found = self.files.get(&file);
+        let part = found.and_then(|found| found.parts.within(around.clone()).next());
+        offset > 0 && part.is_some_and(|(part, _)| part == around)
+    }
+
+    /// Checks that a name can be kept for a file that has `before`.
+    fn check_name(&self, before: Kept, path: &[u8]) -> io::Result<()> {
+        if path.is_empty() || path.len() > NAME {
+            return Err(other("the file's name is none, or too long for the partner"));
+        }
+        let after = Kept { files: 1, names: path.len(), ..before };
+        self.seat.fits(before, after, RECORD + path.len() as u64)
     }
 
     /// Keeps bytes of a file that was named before.
     fn keep(&mut self, file: u64, offset: u64, data: &[u8]) -> io::Result<()> {
-        let named = self.files.get(&file).is_some_and(|found| found.identity.is_some());
-        if !named || self.parts >= PARTS {
-            return Err(other("the partner keeps no more parts, or does not know the file"));
+        if self.files.get(&file).is_none_or(|found| found.identity.is_none()) {
+            return Err(other("the partner does not know the file"));
         }
+        let before = self.kept_of(file);
+        let more = Kept { parts: before.parts + 1, ..before };
+        self.seat.fits(before, more, RECORD)?;
         let range = offset..offset + data.len() as u64;
         debug_assert!(range.end <= END);
         let blocks = blocks_of(&range);
         let held = self.held.entry(file).or_default();
         let gaps = held.gaps(blocks.clone());
         let more: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
-        {
-            let mut accounts = lock(&self.partner.accounts);
-            let account = accounts.entry(self.key.clone()).or_default();
-            if self.partner.spec.quota.is_some_and(|most| account.used + more > most) {
-                return Err(other("the partner has no more room for this key"));
-            }
-            account.used += more;
-        }
+        self.seat.take_bytes(more)?;
         held.insert(blocks, ());
         let shadow = self.tier.shadow(file)?;
         let shadow = shadow.file().ok_or(io::ErrorKind::Unsupported)?;
         shadow.write_all_at(data, offset)?;
         let record = Record::Write(file, offset, data.len() as u64);
         let number = self.append(&record)?;
-        let before = self.parts_of(file);
         apply(&mut self.files, number, record);
-        self.parts = self.parts - before + self.parts_of(file);
+        self.seat.replace(before, self.kept_of(file));
         Ok(())
     }
 
@@ -303,7 +312,7 @@ impl Session {
             self.tier.sync()?;
             return Err(other(why));
         }
-        if self.parts_of(file) > 0 {
+        if self.kept_of(file).parts > 0 {
             let shadow = self.tier.shadow(file)?;
             shadow.file().ok_or(io::ErrorKind::Unsupported)?.sync_data()?;
             let last = self.last;
@@ -316,11 +325,9 @@ impl Session {
 
     /// Writes a journal anew that has grown long.
     fn compact(&mut self) -> io::Result<()> {
-        if self.tier.journal_length() > self.long_journal {
-            self.rewrite()?;
-            self.long_journal = LONG_JOURNAL.max(2 * self.tier.journal_length());
-        }
-        Ok(())
+        let room = self.partner.spec.quota.unwrap_or(u64::MAX) / 16;
+        let long = room.clamp(SHORT_JOURNAL, LONG_JOURNAL).max(2 * self.seat.journal_of_kept());
+        if self.tier.journal_length() > long { self.rewrite() } else { Ok(()) }
     }
 
     /// Gives blocks back that nothing needs, once the disk knows of that.
@@ -350,9 +357,7 @@ impl Session {
                 });
             }
             let bytes: u64 = gone.iter().map(|range| range.end - range.start).sum();
-            if let Some(account) = lock(&self.partner.accounts).get_mut(&self.key) {
-                account.used = account.used.saturating_sub(bytes);
-            }
+            self.seat.give_bytes(bytes);
         }
         Ok(())
     }
@@ -376,7 +381,9 @@ impl Session {
             records.push((number, Record::Commit(*file, number)));
         }
         self.last = last;
-        self.tier.rewrite(&records)
+        self.tier.rewrite(&records)?;
+        self.seat.count_journal(self.tier.journal_length());
+        Ok(())
     }
 
     /// Removes all that was kept: it is below.
@@ -384,9 +391,8 @@ impl Session {
         self.files.clear();
         self.freed.clear();
         let held: u64 = self.held.drain().map(|(_, held)| held.total()).sum();
-        if let Some(account) = lock(&self.partner.accounts).get_mut(&self.key) {
-            account.used = account.used.saturating_sub(held);
-        }
+        self.seat.give_bytes(held);
+        self.seat.count_journal(0);
         home::remove_one(&self.home);
         place::remove_empty(&self.home, &self.partner.spec.folder);
     }
@@ -394,11 +400,6 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.counted
-            && let Some(account) = lock(&self.partner.accounts).get_mut(&self.key)
-        {
-            account.sessions -= 1;
-        }
         let mut homes = lock_homes(&self.partner);
         if homes.get(&self.home).is_some_and(|(token, _)| *token == self.token) {
             homes.remove(&self.home);

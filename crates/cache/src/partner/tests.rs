@@ -1,5 +1,6 @@
 //! A cache's engine and its partner, over this machine's loopback.
 
+mod bounds;
 mod slow;
 
 use super::link::ANSWER;
