@@ -514,6 +514,16 @@ pub fn recover_partner(
     folder: &Path,
     discard: Option<Discard>,
 ) -> Result<Recovered, CacheError> {
+    recover_partner_with(under, folder, discard, Faults::of_environment())
+}
+
+/// The same, where a test has it fail.
+pub(crate) fn recover_partner_with(
+    under: &Path,
+    folder: &Path,
+    discard: Option<Discard>,
+    faults: Faults,
+) -> Result<Recovered, CacheError> {
     let at = home_in(folder, under);
     if !partner::has_home(folder, under) {
         return Err(CacheError::Tier(format!(
@@ -545,7 +555,9 @@ pub fn recover_partner(
         partner: None,
     };
     raise_limits(DESCRIPTORS);
-    let engine = Arc::new(adopt::open_to_recover(spec)?);
+    let mut engine = adopt::open_to_recover(spec)?;
+    engine.faults = faults;
+    let engine = Arc::new(engine);
     let mut recovered = adopt::drain(&engine);
     give_up(&engine, &mut recovered, discard);
     if recovered.stuck.is_empty() {

@@ -1,13 +1,14 @@
 //! A cache's engine and its partner, over this machine's loopback.
 
 mod bounds;
+mod recoveries;
 mod slow;
 
 use super::link::ANSWER;
 use super::wire::{Hello, VERSION};
 use super::*;
 use crate::adopt;
-use crate::daemon::{Discard, recover_partner};
+use crate::daemon::{Discard, recover_partner, recover_partner_with};
 use crate::engine::tests::{Scratch, open, write};
 use crate::faults::Faults;
 use crate::file::Handle;
@@ -49,9 +50,13 @@ fn kept(scratch: &Scratch) -> PathBuf {
 
 /// Recovers at the partner, once it has seen that the cache is gone.
 fn recover(scratch: &Scratch) -> Result<adopt::Recovered, CacheError> {
-    let begin = Instant::now();
+    recover_with(scratch, "")
+}
+
+fn recover_with(scratch: &Scratch, faults: &str) -> Result<adopt::Recovered, CacheError> {
+    let (begin, under) = (Instant::now(), scratch.0.join("below"));
     loop {
-        match recover_partner(&scratch.0.join("below"), &kept(scratch), None) {
+        match recover_partner_with(&under, &kept(scratch), None, Faults::parse(faults)) {
             Err(CacheError::Tier(why))
                 if why.contains("connected") && begin.elapsed() < Duration::from_secs(20) =>
             {
