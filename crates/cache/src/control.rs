@@ -99,6 +99,9 @@ pub struct Status {
     pub dirty: u64,
     /// Files with such bytes.
     pub files: u64,
+    /// Seconds for which the file that has such bytes for the longest has had some.
+    #[serde(default)]
+    pub oldest: Option<u64>,
     /// Writes that wait for room.
     pub waiting: u64,
     /// Requests of programs that wait for the file system below.
@@ -177,6 +180,7 @@ impl Engine {
                 .collect(),
             dirty: self.below.promised(),
             files,
+            oldest: desk.order.longest(self.now()).map(|age| age / 1000),
             waiting: desk.waiting.len() as u64,
             below: self.pool.len() as u64,
             users,
@@ -232,14 +236,19 @@ pub fn all() -> Vec<Result<Status, CacheError>> {
 /// # Errors
 /// If no daemon runs there, or it could not do what it was asked.
 pub fn ask(under: &Path, ask: Ask) -> Result<Answer, CacheError> {
-    let failed = |why: String| CacheError::Daemon { under: under.to_owned(), why };
-    let mut stream = match UnixStream::connect(memory_home(under).join(SOCKET)) {
+    let stream = match UnixStream::connect(memory_home(under).join(SOCKET)) {
         Ok(stream) => stream,
         Err(_) if home::is_killed(under) => {
             return Err(CacheError::Killed(under.to_owned()));
         }
         Err(_) => return Err(CacheError::NotRunning(under.to_owned())),
     };
+    ask_at(stream, under, ask)
+}
+
+/// Asks a daemon that is connected.
+pub(crate) fn ask_at(mut stream: UnixStream, under: &Path, ask: Ask) -> Result<Answer, CacheError> {
+    let failed = |why: String| CacheError::Daemon { under: under.to_owned(), why };
     if ask == Ask::Status {
         stream.set_read_timeout(Some(PROMPT)).map_err(|error| failed(error.to_string()))?;
     }

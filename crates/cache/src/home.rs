@@ -14,6 +14,8 @@ const SPEC: &str = "cache.json";
 pub(crate) const TIER: &str = "tier";
 /// That of a device's tier, in the home in memory.
 pub(crate) const DEVICE: &str = "device";
+/// So many homes of another user are looked at.
+const OF_ONE: usize = 64;
 /// How often a lock is tried that was removed meanwhile by the daemon before.
 const TRIES: u32 = 100;
 
@@ -83,6 +85,27 @@ pub(crate) fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<_> = homes.into_iter().flatten().flatten().filter_map(under).collect();
     folders.sort();
     folders
+}
+
+/// Returns the homes in memory of other users' caches, and whose they are: in folders that are
+/// theirs by name and by owner, and that nobody else can change.
+pub(crate) fn of_others() -> Vec<(u32, PathBuf)> {
+    let own = rustix::process::geteuid().as_raw();
+    let around = memory_home(Path::new("/any"));
+    let Some(memory) = around.parent().and_then(Path::parent) else { return Vec::new() };
+    let mut homes = Vec::new();
+    for folder in fs::read_dir(memory).into_iter().flatten().flatten() {
+        let name = folder.file_name();
+        let user = name.to_str().and_then(|name| name.strip_prefix("kedge-cache-")?.parse().ok());
+        let Some(user) = user.filter(|user| *user != own) else { continue };
+        let theirs = fs::symlink_metadata(folder.path())
+            .is_ok_and(|meta| meta.is_dir() && meta.uid() == user && meta.mode() & 0o077 == 0);
+        let inner = if theirs { fs::read_dir(folder.path()).ok() } else { None };
+        let inner = inner.into_iter().flatten().flatten().take(OF_ONE);
+        homes.extend(inner.map(|home| (user, home.path())));
+    }
+    homes.sort();
+    homes
 }
 
 /// Returns whether a tier was in a home.

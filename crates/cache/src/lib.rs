@@ -30,6 +30,7 @@ mod nodes;
 mod open;
 pub mod order;
 pub mod partner;
+pub mod places;
 mod pool;
 pub mod ranges;
 mod shadow;

@@ -123,6 +123,11 @@ impl Order {
             .collect()
     }
 
+    /// Returns for how long the file that is dirty for the longest is; `None` if none is.
+    pub fn longest(&self, now: Millis) -> Option<Millis> {
+        self.oldest.first().map(|(since, _)| now.saturating_sub(*since))
+    }
+
     /// Returns the file whose turn it is: of those that may be drained, the longest dirty.
     ///
     /// `percent` is how full the tiers are; `busy` says which files have enough drains at work.
@@ -180,6 +185,7 @@ mod tests {
         order.written(2, 64 << 20, 0);
         order.written(1, 64 << 20, 10);
         assert_eq!(order.files(), [2, 1]);
+        assert_eq!(order.longest(200), Some(200));
         assert_eq!(order.next(200, 0, FREE), Some(2));
         assert_eq!(order.next(200, 0, |file| file == 2), Some(1));
         order.failed(2, 5000);
