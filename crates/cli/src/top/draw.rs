@@ -49,12 +49,12 @@ fn rows(board: &Board, height: u16) -> u16 {
 
 /// How things look, with colours and without.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pen {
-    colour: bool,
+pub(crate) struct Pen {
+    pub(crate) colour: bool,
 }
 
 impl Pen {
-    pub(super) fn of(self, look: Look) -> Style {
+    pub(crate) fn of(self, look: Look) -> Style {
         let (colour, modifier) = match look {
             Look::Plain => return Style::new(),
             Look::Good => (Some(Color::Green), Modifier::empty()),
@@ -66,17 +66,17 @@ impl Pen {
         colour.filter(|_| self.colour).map_or(style, |colour| style.fg(colour))
     }
 
-    pub(super) fn heading(self) -> Style {
+    pub(crate) fn heading(self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    fn chosen(self) -> Style {
+    pub(crate) fn chosen(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 }
 
 /// The upper `height` lines of an area, and the rest of it.
-pub(super) fn cut(area: Rect, height: u16) -> (Rect, Rect) {
+pub(crate) fn cut(area: Rect, height: u16) -> (Rect, Rect) {
     let height = height.min(area.height);
     let upper = Rect { height, ..area };
     let lower = Rect { y: area.y + height, height: area.height - height, ..area };
@@ -84,14 +84,14 @@ pub(super) fn cut(area: Rect, height: u16) -> (Rect, Rect) {
 }
 
 /// Writes a line into the first line of an area.
-pub(super) fn line(buffer: &mut Buffer, area: Rect, line: Line<'_>) {
+pub(crate) fn line(buffer: &mut Buffer, area: Rect, line: Line<'_>) {
     if area.height > 0 {
         buffer.set_line(area.x, area.y, &line, area.width);
     }
 }
 
 /// `text` in so many places: its end is cut off where it has more, and marked.
-pub(super) fn fit(text: &str, width: usize) -> String {
+pub(crate) fn fit(text: &str, width: usize) -> String {
     if Span::raw(text).width() <= width {
         return text.to_owned();
     }
@@ -110,7 +110,7 @@ pub(super) fn fit(text: &str, width: usize) -> String {
 }
 
 /// The same, filled up with spaces: behind it, or before a number.
-fn padded(text: &str, width: usize, right: bool) -> String {
+pub(crate) fn padded(text: &str, width: usize, right: bool) -> String {
     let text = fit(text, width);
     let pad = " ".repeat(width.saturating_sub(Span::raw(text.as_str()).width()));
     if right { pad + &text } else { text + &pad }
@@ -194,11 +194,21 @@ fn table(buffer: &mut Buffer, area: Rect, board: &Board, view: &View, pen: Pen) 
 }
 
 fn help(buffer: &mut Buffer, area: Rect, pen: Pen) {
-    let lines: Vec<Line<'_>> = keys::KEYS
-        .iter()
-        .map(|key| {
-            let keys = Span::styled(format!(" {:<8}", key.shown), pen.heading());
-            Line::from(vec![keys, Span::raw(format!("{} ", key.does))])
+    let keys = keys::KEYS.iter().map(|key| (key.shown, key.does));
+    list_keys(buffer, area, pen, keys);
+}
+
+/// Lists keys, as they are shown, and what they do, in the middle of an area.
+pub(crate) fn list_keys<'a>(
+    buffer: &mut Buffer,
+    area: Rect,
+    pen: Pen,
+    keys: impl Iterator<Item = (&'a str, &'a str)>,
+) {
+    let lines: Vec<Line<'_>> = keys
+        .map(|(shown, does)| {
+            let keys = Span::styled(format!(" {shown:<8}"), pen.heading());
+            Line::from(vec![keys, Span::raw(format!("{does} "))])
         })
         .collect();
     let width = lines.iter().map(Line::width).max().unwrap_or(0) + 2;

@@ -3,17 +3,17 @@
 mod act;
 mod asking;
 mod board;
-mod columns;
-mod draw;
+pub(crate) mod columns;
+pub(crate) mod draw;
 mod gather;
 mod keys;
 mod pane;
-mod screen;
+pub(crate) mod screen;
 mod tail;
 #[cfg(test)]
 mod tests;
 mod view;
-mod words;
+pub(crate) mod words;
 
 use crate::Failure;
 use crate::output::{self, BAD, DIM, FAIR, GOOD, PLAIN, Table};

@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Between two looks at what is not a key.
-const TICK: Duration = Duration::from_millis(100);
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 /// Figures that are older, beside the interval, are told to be.
 const STALE: Duration = Duration::from_secs(2);
 
@@ -33,8 +33,8 @@ const STALE: Duration = Duration::from_secs(2);
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal, in raw mode, on its other screen, until this is dropped.
-struct Screen {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
+pub(crate) struct Screen {
+    pub(crate) terminal: Terminal<CrosstermBackend<Stdout>>,
 }
 
 impl Screen {
@@ -71,6 +71,11 @@ fn give_back() {
     }
 }
 
+/// Whether the terminal is kedge's still: a thread that panics gives it back.
+pub(crate) fn is_taken() -> bool {
+    TAKEN.load(Ordering::SeqCst)
+}
+
 /// What the gathering thread is told.
 struct Wanted {
     chosen: Option<String>,
@@ -84,12 +89,23 @@ type Gathered = Result<Board, Failure>;
 /// # Errors
 /// Where the terminal cannot be used, or the jobs cannot be listed.
 pub(crate) fn show(jobs: &Jobs, view: View, interval: Duration) -> Result<(), Failure> {
+    with(|screen, signal| run(screen, jobs, view, interval, signal))
+}
+
+/// Takes the terminal for `work`, which ends once the number of a signal is there, or [`is_taken`]
+/// says no more.
+///
+/// # Errors
+/// Where the terminal cannot be used, or what `work` returns.
+pub(crate) fn with(
+    work: impl FnOnce(&mut Screen, &AtomicUsize) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register_usize(number, signal.clone(), number as usize)?;
     }
     let mut screen = Screen::take()?;
-    let outcome = run(&mut screen, jobs, view, interval, &signal);
+    let outcome = work(&mut screen, &signal);
     drop(screen);
     match signal.load(Ordering::SeqCst) {
         0 => outcome,
