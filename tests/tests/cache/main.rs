@@ -9,4 +9,5 @@ mod partner;
 mod partner_images;
 mod power;
 mod programs;
+mod top;
 mod users;

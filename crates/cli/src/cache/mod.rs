@@ -5,6 +5,7 @@ mod program;
 mod recover;
 mod start;
 mod status;
+mod top;
 
 pub(crate) use program::ForProgram;
 
@@ -30,6 +31,7 @@ Examples:
   kedge cache start --tier ram:8G --tier nvme:/local:200G --fsync nvme --under /scratch
   kedge cache start --tier gpu:20G --under /scratch
   kedge cache status                       of each of yours
+  kedge cache top                          the same from second to second, with what is written
   kedge cache drain --under /scratch       wait until other nodes have everything
   kedge cache stop --under /scratch        drain, unmount and end
   kedge cache recover --under /scratch     after the daemon was killed
@@ -54,6 +56,8 @@ enum What {
     Start(StartArgs),
     /// Tell what the cache of a folder holds, or each of yours
     Status(StatusArgs),
+    /// Watch caches: their tiers, speeds and errors, with a key to drain
+    Top(top::TopArgs),
     /// Write below all that the cache holds, and wait for it
     Drain(FolderArgs),
     /// Drain, unmount and end
@@ -87,6 +91,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
     match &args.what {
         What::Start(args) => start::start(args),
         What::Status(args) => status::status(args),
+        What::Top(args) => top::run(args),
         What::Drain(args) => order(args, Ask::Drain, "drained"),
         What::Stop(args) => {
             order(&args.folder, if args.leave { Ask::Leave } else { Ask::Stop }, "stopped")
