@@ -163,7 +163,7 @@ pub struct Limits {
 
 #[derive(Debug, Clone)]
 pub struct Body {
-    /// Type of each `RegId`, with its vector length (`.v2`: 2) almost always 1.
+    /// Type of each `RegId`. A vector register (`.v2`) is not used: its elements are, `v.x` and on.
     pub registers: Vec<Register>,
     /// Function-scope `.local`, `.shared`, `.param` (call arguments) and `.const` variables. Names
     /// are unique in the function: an inner scope's clash gets a suffix.
@@ -196,7 +196,7 @@ pub struct Location {
 pub struct Register {
     pub name: String,
     pub ty: Type,
-    /// 1, 2 or 4.
+    /// 1 in a parsed body; 2 or 4 of a vector register while it is read.
     pub lanes: u32,
 }
 

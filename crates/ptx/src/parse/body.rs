@@ -1,7 +1,7 @@
 //! Bodies of functions: scopes, declarations, labels and instructions.
 
 use super::scope::{MAX_SCOPES, Name, Names, Target};
-use super::{Parser, Result, types};
+use super::{Parser, Result, types, vectors};
 use crate::ParseError;
 use crate::ast::{
     Body, Guard, Instruction, LabelId, Linkage, Location, Operand, Prototype, Statement, Variable,
@@ -177,6 +177,7 @@ impl<'a> Parser<'a> {
             }
             self.undeclared.push((undeclared.name, undeclared.line));
         }
+        builder.variables.append(&mut builder.names.take_ranged());
         if builder.names.has_forward() {
             for statement in &mut builder.statements {
                 if let Statement::Instruction(instruction) = statement {
@@ -192,7 +193,7 @@ impl<'a> Parser<'a> {
                 }
             }
         }
-        Ok(Body {
+        let mut body = Body {
             registers: builder.names.registers,
             variables: builder.variables,
             labels: builder.names.labels,
@@ -200,7 +201,9 @@ impl<'a> Parser<'a> {
             branch_targets: builder.branch_targets,
             statements: builder.statements,
             locations: builder.locations,
-        })
+        };
+        vectors::split(&mut body)?;
+        Ok(body)
     }
 }
 

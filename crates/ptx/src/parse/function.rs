@@ -190,9 +190,17 @@ impl<'a> Parser<'a> {
         loop {
             let line = self.line;
             let name = self.identifier("a variable's name")?;
+            let count = self.range_count()?;
             let mut variable = self.declarator(head, space, name)?;
             variable.linkage = linkage;
             variable.line = line;
+            if let Some(count) = count {
+                names.declare_variables(name, variable, count).map_err(|what| self.error(what))?;
+                if self.eat(b',')? {
+                    continue;
+                }
+                break;
+            }
             let unique = names.unique(name, |name| self.globals.contains_key(name));
             variable.name.clone_from(&unique);
             names
@@ -214,12 +222,9 @@ impl<'a> Parser<'a> {
         let head = self.head()?;
         loop {
             let name = self.identifier("a register's name")?;
-            let declared = if self.eat(b'<')? {
-                let count = self.register_count()?;
-                self.expect(b'>')?;
-                names.declare_range(name, head.ty, head.lanes, count)
-            } else {
-                names.declare_register(name, head.ty, head.lanes).map(drop)
+            let declared = match self.range_count()? {
+                Some(count) => names.declare_range(name, head.ty, head.lanes, count),
+                None => names.declare_register(name, head.ty, head.lanes).map(drop),
             };
             declared.map_err(|what| self.error(what))?;
             if !self.eat(b',')? {
@@ -228,18 +233,23 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A plain number: an expression would take the `>` for an operator.
-    fn register_count(&mut self) -> Result<u32> {
+    /// `<100>` behind a name: so many of it. A plain number, since an expression would take the `>`
+    /// for an operator.
+    fn range_count(&mut self) -> Result<Option<u32>> {
+        if !self.eat(b'<')? {
+            return Ok(None);
+        }
         let Token::Number(text) = self.token else {
-            return Err(self.error("expected a number of registers"));
+            return Err(self.error("expected a number of names"));
         };
         let count = text.parse().ok().filter(|count| *count <= super::MAX_REGISTERS);
         let Some(count) = count else {
             let most = super::MAX_REGISTERS;
-            return Err(self.error(format!("expected a number of registers up to {most}")));
+            return Err(self.error(format!("expected a number of names up to {most}")));
         };
         self.advance()?;
-        Ok(count)
+        self.expect(b'>')?;
+        Ok(Some(count))
     }
 
     /// `.calltargets f, g;`: the first one's signature, which all share.

@@ -15,6 +15,7 @@ mod scope;
 mod tests;
 mod types;
 mod variable;
+mod vectors;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::lexer::{Lexer, Token};
 const MAX_DEPTH: u32 = 64;
 /// Bytes of all initialisers of a module.
 const MAX_INITIALISED: u64 = 1 << 30;
-/// Largest `.reg .b32 %r<N>`.
+/// Largest `.reg .b32 %r<N>`, and `.param .b64 %p<N>`.
 const MAX_REGISTERS: u32 = 1 << 22;
 /// Longest text; lines and ids stay far below `u32`.
 const MAX_TEXT: usize = 1 << 30;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::ast::{LabelId, RegId, Register, Type};
+use crate::ast::{LabelId, RegId, Register, Type, Variable};
 
 /// Deepest nesting of `{ }` in a body.
 pub(super) const MAX_SCOPES: usize = 64;
@@ -27,12 +27,21 @@ struct Symbol {
     unit: u32,
 }
 
-/// `.reg .b32 %r<100>`.
+/// `.reg .b32 %r<100>`, `.param .b64 %p<2>`.
 #[derive(Debug, Clone, Copy)]
 struct Range {
-    ty: Type,
-    lanes: u32,
+    of: RangeOf,
     count: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum RangeOf {
+    Registers {
+        ty: Type,
+        lanes: u32,
+    },
+    /// Variables like one of `Names::templates`.
+    Variables(usize),
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +90,10 @@ pub(super) struct Names<'a> {
     pub(super) registers: Vec<Register>,
     pub(super) labels: Vec<String>,
     symbols: Vec<Symbol>,
+    /// What the variables of ranges are like.
+    templates: Vec<Variable>,
+    /// Variables of ranges that are used.
+    ranged: Vec<Variable>,
     taken: HashSet<String>,
     /// The suffix to try next for a name that is taken.
     suffixes: HashMap<&'a str, u32>,
@@ -94,6 +107,8 @@ impl<'a> Names<'a> {
             registers: Vec::new(),
             labels: Vec::new(),
             symbols: Vec::new(),
+            templates: Vec::new(),
+            ranged: Vec::new(),
             taken: HashSet::new(),
             suffixes: HashMap::new(),
             forward: Vec::new(),
@@ -161,8 +176,23 @@ impl<'a> Names<'a> {
         lanes: u32,
         count: u32,
     ) -> Result<(), String> {
+        self.range(prefix, Range { of: RangeOf::Registers { ty, lanes }, count })
+    }
+
+    /// Declares `count` variables like `template`, which exist once they are used.
+    pub(super) fn declare_variables(
+        &mut self,
+        prefix: &'a str,
+        template: Variable,
+        count: u32,
+    ) -> Result<(), String> {
+        self.templates.push(template);
+        self.range(prefix, Range { of: RangeOf::Variables(self.templates.len() - 1), count })
+    }
+
+    fn range(&mut self, prefix: &'a str, range: Range) -> Result<(), String> {
         let Some(scope) = self.scopes.last_mut() else { return Ok(()) };
-        match scope.ranges.insert(prefix, Range { ty, lanes, count }) {
+        match scope.ranges.insert(prefix, range) {
             None => Ok(()),
             Some(_) => Err(format!("second declaration of {prefix}<> in one scope, before")),
         }
@@ -215,17 +245,38 @@ impl<'a> Names<'a> {
                 None => {}
             }
             if let Some(range) = range_of(&self.scopes[index].ranges, name) {
-                let id = RegId(self.registers.len() as u32);
-                self.registers.push(Register {
-                    name: name.to_owned(),
-                    ty: range.ty,
-                    lanes: range.lanes,
-                });
-                self.scopes[index].names.insert(name, Name::Register(id));
-                return Some(Name::Register(id));
+                let found = self.of_range(range, name);
+                self.scopes[index].names.insert(name, found);
+                return Some(found);
             }
         }
         None
+    }
+
+    /// The register or variable `name` of a range, at its first use.
+    fn of_range(&mut self, range: Range, name: &'a str) -> Name {
+        match range.of {
+            RangeOf::Registers { ty, lanes } => {
+                let id = RegId(self.registers.len() as u32);
+                self.registers.push(Register { name: name.to_owned(), ty, lanes });
+                Name::Register(id)
+            }
+            RangeOf::Variables(template) => {
+                let index = self.symbols.len() as u32;
+                // As no name of the text is, so that no variable of the module has it.
+                let unique = format!("{name}<{}>", self.ranged.len());
+                let variable = Variable { name: unique, ..self.templates[template].clone() };
+                let unit = super::unit(&variable);
+                self.symbols.push(Symbol { name: variable.name.clone(), unit });
+                self.ranged.push(variable);
+                Name::Symbol(index)
+            }
+        }
+    }
+
+    /// Takes the variables of ranges that were used.
+    pub(super) fn take_ranged(&mut self) -> Vec<Variable> {
+        std::mem::take(&mut self.ranged)
     }
 
     /// A label to stand for a name that is not declared yet; `finish` says what became of it.

@@ -312,6 +312,45 @@ fn registers_get_ids_when_used() {
 }
 
 #[test]
+fn variables_have_ranges_as_registers_have() {
+    let body = body(
+        "{ .param .u64 %P<2>; st.param.u64 [%P1], %rd1; call callee, (%P0, %P1); }
+         { .param .align 16 .b8 %P<2>[24]; st.param.u64 [%P1+8], %rd1; mov.b64 %rd2, %P1[2]; }
+         .param .b64 huge<4000000>;",
+    );
+    let shown: Vec<_> = body.variables.iter().map(|it| (it.name.as_str(), it.size())).collect();
+    let expected = [("depot", 16), ("%P1<0>", 8), ("%P0<1>", 8), ("%P1<2>", 24)];
+    assert_eq!(shown, expected, "those that are used");
+    assert_eq!((body.variables[3].align, body.variables[3].space), (16, Space::Param));
+    let all = instructions(&body);
+    let shown: Vec<_> = all.iter().map(|it| show(&body, it.operands.last().unwrap())).collect();
+    assert_eq!(shown, ["%rd1", "(%P0<1> %P1<0>)", "%rd1", "%P1<2>+2"]);
+    assert_eq!(show(&body, &all[2].operands[0]), "[%P1<2>+8]");
+}
+
+#[test]
+fn vector_registers_are_their_elements() {
+    let body = body(
+        ".reg .v2 .u32 v, w<3>; .reg .v4 .f32 q;
+         mov.v2.u32 v, {0, %r1}; mov.u32 v.y, w2.x; st.v2.u32 [%rd1], v;
+         mov.f32 q.a, q.g; mov.f32 q.w, q.y; tex.2d.v4.f32.f32 q, [%rd1, v];
+         vadd.s32.u32.s32 %r1, %r2.b0, %r3.h1;",
+    );
+    assert!(body.registers.iter().all(|register| register.lanes == 1));
+    let all = instructions(&body);
+    let shown = |it: &&Instruction| {
+        it.operands.iter().map(|operand| show(&body, operand)).collect::<Vec<_>>().join(", ")
+    };
+    let shown: Vec<_> = all.iter().map(shown).collect();
+    assert_eq!(shown[0], "{v.x v.y}, {0 %r1}");
+    assert_eq!(shown[1], "v.y, w2.x");
+    assert_eq!(shown[2], "[%rd1+0], {v.x v.y}");
+    assert_eq!((shown[3].as_str(), &shown[3]), ("q.w, q.y", &shown[4]));
+    assert_eq!(shown[5], "{q.x q.y q.z q.w}, <%rd1 {v.x v.y}>");
+    assert_eq!(shown[6], "%r1, %r2.b0, %r3.h1");
+}
+
+#[test]
 fn errors_say_where_and_what() {
     let error = refused(".visible .entry k() {\n mov.b32 %r1, 0;\n}");
     assert_eq!((error.line, error.found.as_str()), (5, "'%r1'"));
@@ -325,7 +364,10 @@ fn what_is_wrong_is_named() {
         (".entry k() { bra nowhere; }", "undefined label"),
         (".entry k() { call nobody; }", "undeclared name"),
         (".global .u64 x = nobody;", "undeclared name"),
-        (".entry k() { .reg .b32 %r<4000000000>; }", "number of registers"),
+        (".entry k() { .reg .b32 %r<4000000000>; }", "number of names"),
+        (".entry k() { .param .b32 p<4000000000>; }", "number of names"),
+        (".entry k() { .param .b32 p<2>; .param .b32 p<2>; }", "second declaration"),
+        (".entry k() { .reg .v2 .b32 v; mov.b32 v.z, 0; }", "no such element"),
         (".entry k() { .reg .b32 a; .reg .b32 a; }", "second declaration"),
         (".entry k() { ret; ", "expected a statement"),
         (".entry k() { mov.b32 1 2; }", "expected ';'"),
