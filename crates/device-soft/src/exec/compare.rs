@@ -344,11 +344,13 @@ impl<N: Narrow> Visitor for BuildHalves<N> {
     }
 }
 
-/// `setp.CmpOp{.BoolOp}{.ftz}.type`, `set.CmpOp{.BoolOp}{.ftz}.dtype.type`.
+/// `setp.CmpOp{.BoolOp}{.ftz}.type`, `set.CmpOp{.BoolOp}{.ftz}.dtype.type`. gcc writes `dtype`
+/// first, which ptxas takes.
 fn comparison(query: &Query<'_>) -> Option<Selected> {
     let mut parts = Parts::of(query);
     let ty = parts.take_type()?;
-    let dst = if query.part(0) == "set" { Some(parts.take_type()?) } else { None };
+    let set = query.part(0) == "set";
+    let dst = if set { Some(parts.take_type().or_else(|| parts.take_first_type())?) } else { None };
     let relation = parts.take_first()?;
     let combine = parts
         .take_map(|part| ["and", "or", "xor"].iter().position(|p| *p == part))

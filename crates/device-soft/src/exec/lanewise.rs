@@ -244,6 +244,13 @@ impl<'a> Parts<'a> {
         Some(ty)
     }
 
+    /// Removes the first part, if it is a type.
+    pub(crate) fn take_first_type(&mut self) -> Option<Type> {
+        let ty = super::select::type_named(self.0.first()?)?;
+        self.0.remove(0);
+        Some(ty)
+    }
+
     /// Removes the first part.
     pub(crate) fn take_first(&mut self) -> Option<&'a str> {
         (!self.0.is_empty()).then(|| self.0.remove(0))

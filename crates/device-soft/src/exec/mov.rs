@@ -126,7 +126,8 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
     }
 }
 
-fn copy(ty: Type) -> Option<Selected> {
+/// Selects `mov.ty d, a` of a register or constant; None for a type that `mov` lacks.
+pub(crate) fn copy(ty: Type) -> Option<Selected> {
     let args = [Arg::Dst(ty), Arg::Src(ty)];
     let mut selected = match (ty, ty.size()) {
         (Type::Pred, _) => return Some(Selected::scalar::<CopyPred>(args)),

@@ -2,7 +2,7 @@
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, Role, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, dots, memory, pairs, probes, prologue, stagger};
+use super::{control, dots, memory, pairs, probes, prologue, stagger, vectors};
 use crate::code::Handler;
 use crate::exec::control::function_address;
 use crate::exec::run::{Stagger, Turn, Unsupported};
@@ -177,7 +177,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         if control::lower(self, instruction)? || memory::lower(self, instruction)? {
             return Ok(());
         }
-        if self.special_move(instruction) {
+        if self.special_move(instruction) || vectors::lower(self, instruction)? {
             return Ok(());
         }
         let query = Query { name: &instruction.name, instruction, registers: &self.body.registers };

@@ -13,6 +13,7 @@ mod prologue;
 mod stagger;
 mod strips;
 mod symbols;
+mod vectors;
 
 use crate::check::Checker;
 use crate::code::{BuildError, FunctionCode, Inst, Kernel, Placement, Program};

@@ -293,6 +293,9 @@ fn comparisons() {
     check(&bench, "set.gt.f32.s32 %f9, %r0, %r1;", any, |[a, b, ..]| {
         if a as i32 > b as i32 { 0x3F80_0000 } else { 0 }
     });
+    check(&bench, "set.u32.ge.s32 %r9, %r0, %r1;", any, |[a, b, ..]| {
+        u64::from(0u32.wrapping_sub(u32::from(a as i32 >= b as i32)))
+    });
     check(&bench, "set.le.u32.f64 %r9, %d0, %d1;", double, |[a, b, ..]| {
         if d(a) <= d(b) { 0xFFFF_FFFF } else { 0 }
     });
@@ -375,6 +378,14 @@ fn moves() {
     check(&bench, "mov.b64 %rd9, {%r0, %r1};", any, |[a, b, ..]| u64::from(a as u32) | b << 32);
     check(&bench, "mov.b64 {%r8, %r9}, %rd0;", any, |[a, ..]| a >> 32);
     check(&bench, "mov.b64 {_, %r9}, %rd0;", any, |[a, ..]| a >> 32);
+    // Vectors, as gcc has them: all elements are read before one is written.
+    let swapped = ".reg .v2 .u32 v; mov.b64 v, %rd0; mov.v2.u32 v, {v.y, v.x}; mov.b64 %rd9, v;";
+    check(&bench, swapped, any, |[a, ..]| a.rotate_left(32));
+    let chosen = ".reg .v2 .u64 v; mov.v2.u64 v, {%rd0, %rd1}; @%p2 mov.v2.u64 v, {7, v.x};
+                  mov.u64 v.x, 3; xor.b64 %rd9, v.x, v.y;";
+    check(&bench, chosen, any, |[a, b, c, _]| 3 ^ if c & 1 != 0 { a } else { b });
+    let turned = "mov.v4.f32 {%f3, %f2, %f1, %f0}, {%f0, %f1, %f2, 0f3F800000}; mov.f32 %f9, %f1;";
+    check(&bench, turned, any, |[_, _, c, _]| c & 0xFFFF_FFFF);
     check(&bench, "mov.b32 {%h8, %h9}, %r0;", any, |[a, ..]| a >> 16 & 0xFFFF);
     check(&bench, "mov.b64 %rd9, {%h0, %h1, %h2, %h3};", any, |operands| {
         operands.iter().rev().fold(0, |all, half| all << 16 | half & 0xFFFF)

@@ -32,7 +32,7 @@ fn refusal(line: &str) -> Option<String> {
         .global .texref tref; .global .surfref sref;
         .visible .entry k(.param .u64 data, .param .align 16 .b8 big[64]) {{
         .reg .pred p,q; .reg .b8 b<8>; .reg .b16 h<12>; .reg .b32 r<80>; .reg .b64 rd<80>;
-        .reg .f32 f<80>; .reg .f64 d<80>; .reg .b128 x<4>;
+        .reg .f32 f<80>; .reg .f64 d<80>; .reg .b128 x<4>; .reg .v2 .b32 v<4>; .reg .v4 .f32 w;
         .shared .align 128 .b8 smem[1024]; .local .align 16 .b8 lbuf[64];
         {line};
         ret; }}"
