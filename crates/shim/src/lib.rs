@@ -34,6 +34,7 @@ mod log;
 mod memory;
 mod module;
 mod occupancy;
+mod per_thread;
 #[cfg(feature = "private-tables")]
 mod private_tables;
 #[cfg(not(feature = "private-tables"))]

@@ -3,6 +3,7 @@
 use super::machine::{Begin, Mode};
 use super::{MODE, THREAD, with};
 use crate::graph::{self, Edge};
+use crate::per_thread::{self, AtEnd, PerThread};
 use crate::stream::{self, Stream};
 use crate::{callback, ffi};
 use kedge_cuda_types::CuError;
@@ -10,7 +11,6 @@ use kedge_cuda_types::graph::{
     CU_STREAM_ADD_CAPTURE_DEPENDENCIES, CU_STREAM_SET_CAPTURE_DEPENDENCIES, CUgraphEdgeData,
 };
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode, CUstream};
-use std::cell::RefCell;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -86,10 +86,12 @@ pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> Result
 
 thread_local! {
     /// What cuStreamGetCaptureInfo lends: "valid until the next call operating on the stream".
-    static LENT: RefCell<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> = const {
-        RefCell::new((Vec::new(), Vec::new()))
+    static LENT: PerThread<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> = const {
+        PerThread::new((Vec::new(), Vec::new()))
     };
 }
+
+static END: AtEnd = AtEnd::new(|| per_thread::clear(&LENT));
 
 /// Where cuStreamGetCaptureInfo stores its answers; each but the status may be NULL.
 struct InfoOut {
@@ -118,7 +120,7 @@ impl InfoOut {
         if weighted && self.edges.is_null() && !self.dependencies.is_null() {
             return Err(CuError::LOSSY_QUERY);
         }
-        LENT.with_borrow_mut(|(nodes, data)| {
+        per_thread::change(&LENT, &END, |(nodes, data)| {
             *nodes = info.tips.iter().map(|tip| tip.node).collect();
             *data = info.tips.iter().map(|tip| tip.data).collect();
             // SAFETY: as above.

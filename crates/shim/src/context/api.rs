@@ -30,7 +30,7 @@ unsafe fn create(pctx: *mut CUcontext, flags: u32, device: CUdevice) -> Result<(
     }
     check_flags(flags)?;
     let ctx = Context::create(session::get()?, device, flags)?;
-    push(ctx.clone())?;
+    push(ctx.clone());
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(pctx, ctx.handle()) }
 }
@@ -115,7 +115,8 @@ pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> Result<(), CuError> {
 }
 
 pub(crate) unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> Result<(), CuError> {
-    push(by_handle(ctx)?)
+    push(by_handle(ctx)?);
+    Ok(())
 }
 
 pub(crate) unsafe fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> Result<(), CuError> {
@@ -130,7 +131,8 @@ pub(crate) unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> Result<(), CuError> {
         return Ok(());
     }
     let ctx = if ctx.is_null() { None } else { Some(by_handle(ctx)?) };
-    replace_current(ctx).map(drop)
+    replace_current(ctx);
+    Ok(())
 }
 
 pub(crate) unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> Result<(), CuError> {

@@ -1,19 +1,21 @@
 //! Each thread's stack of current contexts.
 
 use super::Context;
+use crate::per_thread::{self, AtEnd, PerThread};
 use crate::session;
 use kedge_cuda_types::CuError;
-use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+    static STACK: PerThread<Vec<Arc<Context>>> = const { PerThread::new(Vec::new()) };
 }
 
-/// Reads the top of the stack in place. None also while the thread ends.
+static END: AtEnd = AtEnd::new(|| per_thread::clear(&STACK));
+
+/// Reads the top of the stack in place.
 #[inline]
-pub(crate) fn with_current<T: Default>(read: impl FnOnce(Option<&Arc<Context>>) -> T) -> T {
-    STACK.try_with(|stack| read(stack.borrow().last())).unwrap_or_default()
+pub(crate) fn with_current<T>(read: impl FnOnce(Option<&Arc<Context>>) -> T) -> T {
+    per_thread::read(&STACK, |stack| read(stack.last()))
 }
 
 /// The current context. INVALID_CONTEXT without one, CONTEXT_IS_DESTROYED when it is no longer
@@ -40,21 +42,20 @@ pub(crate) fn check_sticky() -> Result<(), CuError> {
     sticky.map_or(Ok(()), Err)
 }
 
-/// Changes this thread's stack; NOT_PERMITTED while the thread ends.
-fn change<T>(f: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> Result<T, CuError> {
-    STACK.try_with(|stack| f(&mut stack.borrow_mut())).map_err(|_| CuError::NOT_PERMITTED)
+fn change<T>(f: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
+    per_thread::change(&STACK, &END, f)
 }
 
-pub(super) fn push(ctx: Arc<Context>) -> Result<(), CuError> {
-    change(|stack| stack.push(ctx))
+pub(super) fn push(ctx: Arc<Context>) {
+    change(|stack| stack.push(ctx));
 }
 
 pub(super) fn pop() -> Result<Arc<Context>, CuError> {
-    change(Vec::pop)?.ok_or(CuError::INVALID_CONTEXT)
+    change(Vec::pop).ok_or(CuError::INVALID_CONTEXT)
 }
 
 /// Makes `ctx` the top of the stack in place of what was there; returns that.
-pub(crate) fn replace_current(ctx: Option<Arc<Context>>) -> Result<Option<Arc<Context>>, CuError> {
+pub(crate) fn replace_current(ctx: Option<Arc<Context>>) -> Option<Arc<Context>> {
     change(|stack| {
         let old = stack.pop();
         stack.extend(ctx);
@@ -73,19 +74,19 @@ mod tests {
     #[test]
     fn a_stack_of_each_thread() {
         assert_eq!(pop().unwrap_err(), CuError::INVALID_CONTEXT);
-        push(context(1)).unwrap();
-        push(context(2)).unwrap();
+        push(context(1));
+        push(context(2));
         assert_eq!(with_current(|top| top.unwrap().handle().0), 2);
         std::thread::spawn(|| assert!(current_or_dead().is_err())).join().unwrap();
-        replace_current(Some(context(3))).unwrap();
+        replace_current(Some(context(3)));
         assert_eq!(pop().unwrap().handle().0, 3);
-        replace_current(None).unwrap();
+        replace_current(None);
         assert!(pop().is_err());
     }
 
     #[test]
     fn an_inactive_context_is_no_place_to_work() {
-        push(context(1)).unwrap();
+        push(context(1));
         assert_eq!(current().unwrap_err(), CuError::CONTEXT_IS_DESTROYED);
         pop().unwrap();
     }

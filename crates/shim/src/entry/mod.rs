@@ -12,7 +12,7 @@ mod macros;
 
 pub(crate) use macros::{data, export, unsupported};
 
-use crate::{context, log, session};
+use crate::{callback, context, log, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::error::{CUresult, status};
 use kedge_cuda_types::handle::CUstream;
@@ -47,6 +47,10 @@ pub(crate) fn call(
         Gate::Init => session::ready(),
         Gate::Healthy => session::alive().and_then(|()| context::check_sticky()),
     };
+    let open = open.and_then(|()| match gate {
+        Gate::None => Ok(()),
+        Gate::Init | Gate::Healthy => callback::check_called(name),
+    });
     if let Err(error) = open {
         return error.0;
     }

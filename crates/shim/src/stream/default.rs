@@ -1,11 +1,11 @@
 //! Default streams: a context's legacy stream, and each thread's own.
 
 use super::{Stream, StreamKind, new_stream_id};
+use crate::per_thread::{self, AtEnd, PerThread};
 use crate::{capture, context, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUgreenCtx, CUstream};
 use kedge_protocol::{CtxId, Post, StreamId};
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -33,8 +33,10 @@ impl Drop for Own {
 
 thread_local! {
     /// The context used last comes first.
-    static DEFAULTS: RefCell<Vec<Defaults>> = const { RefCell::new(Vec::new()) };
+    static DEFAULTS: PerThread<Vec<Defaults>> = const { PerThread::new(Vec::new()) };
 }
+
+static END: AtEnd = AtEnd::new(|| per_thread::clear(&DEFAULTS));
 
 /// Every thread's own streams, to be told when their context goes.
 static OWN: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
@@ -68,8 +70,7 @@ fn with_defaults<T>(
     f: impl FnOnce(&mut Defaults) -> Result<T, CuError>,
 ) -> Result<T, CuError> {
     let ctx = context.id();
-    let reach = |defaults: &RefCell<Vec<Defaults>>| {
-        let mut all = defaults.borrow_mut();
+    per_thread::change(&DEFAULTS, &END, |all| {
         match all.iter().position(|d| d.ctx == ctx) {
             Some(0) => {}
             Some(at) => all.swap(0, at),
@@ -81,9 +82,7 @@ fn with_defaults<T>(
             }
         }
         f(&mut all[0])
-    };
-    // NOT_PERMITTED: the thread is ending.
-    DEFAULTS.try_with(reach).map_err(|_| CuError::NOT_PERMITTED)?
+    })
 }
 
 fn default_stream(context: &context::Context, handle: CUstream) -> Stream {
