@@ -51,6 +51,7 @@ pub(super) fn known(name: &str, unit: &str) -> Known {
     let rate = own || unit.contains("/s") || unit.starts_with("of ") && unit != "of 1";
     let better = if rate { Better::Higher } else { Better::Lower };
     let target = target(name).or_else(|| super::cost::target(name));
+    let target = target.or_else(|| super::cluster::target(name, unit));
     let target = target.or_else(|| super::process::known::target(name));
     let target = target.or_else(|| super::checkpoint::known::target(name));
     let target = target.or_else(|| super::far::target(name, unit));

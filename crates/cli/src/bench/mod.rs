@@ -2,6 +2,7 @@
 
 mod cache;
 mod checkpoint;
+mod cluster;
 pub(crate) mod codecs;
 mod cost;
 mod far;
@@ -64,7 +65,8 @@ pub(crate) struct BenchArgs {
     /// checkpointed
     /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device
     /// [default: 4G, and 256M on soft]; migrate: on the device [default: 1G]; managed: of
-    /// managed memory [default: 4G]; several: 4G,16G
+    /// managed memory [default: 4G]; several: 4G,16G; cluster: one for all, or three, of the ranks'
+    /// memory in all, of the job that moves and of the file [default: 1G,4G,1G]
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     size: Vec<Size>,
     /// checkpoint: do not have the driver checkpoint a program of that size too, which takes it
@@ -72,16 +74,25 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     no_driver: bool,
     /// codecs, process, checkpoint, cache, managed: a folder on the disk to write to [default:
-    /// where images go]
+    /// where images go]; cluster: one that all hosts share
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// far, migrate: the server whose devices are measured [default: one that is started for it,
     /// over loopback]
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "native")]
     to: Option<GpuSpec>,
-    /// far, migrate: these of its parts alone
+    /// far, migrate, cluster: these of its parts alone
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     parts: Vec<Part>,
+    /// cluster: the hosts, of which the first is this one: names or addresses that all reach
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    host: Vec<String>,
+    /// cluster: hosts on which its jobs are restarted
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    spare: Vec<String>,
+    /// cluster: rounds of each figure [default: 20 pairs of mpi, 9 of scp, 5 of the others]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -127,6 +138,10 @@ enum What {
     /// without: launches, first touches by the host, and a dot product of twice what the device may
     /// have, with the pause of its checkpoint. Takes a minute or more
     Managed,
+    /// What jobs over several hosts cost (--host): an MPI program while it runs, checkpoints of
+    /// ranks and restarts on other hosts (--spare), files by scp and through remote shells.
+    /// By turns with the same without kedge. `scripts/bench-cluster DIR` makes hosts of namespaces for it. Takes half an hour
+    Cluster,
 }
 
 impl What {
@@ -144,6 +159,7 @@ impl What {
             What::Far => "far",
             What::Migrate => "migrate",
             What::Managed => "managed",
+            What::Cluster => "cluster",
         }
     }
 }
@@ -173,7 +189,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     // What was measured before a failure is still worth reading, but not as the whole list.
     if args.json && result.is_ok() {
         output::json(&figures)?;
-    } else if !args.json {
+    } else if !args.json && !figures.is_empty() {
         output::print(&render(&figures))?;
     }
     result.map_err(|said| Failure::new(format!("bench {}: {said}", args.what.name())))
@@ -224,6 +240,12 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
             };
             let size = sizes.first().copied().unwrap_or(managed::SIZE);
             return managed::Bench { gpu: gpu.as_ref(), size, dir }.run(sink);
+        }
+        What::Cluster => {
+            let (hosts, spares, parts) = (&args.host, &args.spare, &args.parts);
+            let (sizes, rounds) = (&sizes, args.rounds);
+            let asked = cluster::Asked { hosts, spares, sizes, rounds, dir, parts };
+            return cluster::run(&asked, sink);
         }
         What::Calls | What::Copy | What::Soft => {}
     }

@@ -3,7 +3,7 @@
 use super::What;
 use clap::ValueEnum;
 
-/// A part of the figures of `bench far` or `bench migrate`.
+/// A part of the figures of `bench far`, `bench migrate` or `bench cluster`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Part {
     /// far: calls that wait, and posted ones
@@ -29,6 +29,12 @@ pub(super) enum Part {
     /// migrate: an iterative program that is moved home after a quarter, a half and three quarters
     /// of its steps, beside the same program here and there: figure 13 of the mrCUDA paper
     Iterations,
+    /// cluster: what an MPI program over hosts loses by being a job
+    Mpi,
+    /// cluster: checkpoints of MPI ranks on all hosts, and restarts on others
+    Ranks,
+    /// cluster: files to another host
+    Scp,
 }
 
 impl Part {
@@ -38,6 +44,7 @@ impl Part {
             Part::Steps | Part::Connect | Part::Processors => What::Far,
             Part::Pauses | Part::Whole | Part::Regions => What::Migrate,
             Part::Record | Part::Iterations => What::Migrate,
+            Part::Mpi | Part::Ranks | Part::Scp => What::Cluster,
         }
     }
 

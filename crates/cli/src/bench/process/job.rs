@@ -105,7 +105,8 @@ impl Job {
         Job::ready(command, "without kedge".into())
     }
 
-    fn ready(command: Command, name: String) -> Result<Job, String> {
+    /// One that says "ready" first.
+    pub(in crate::bench) fn ready(command: Command, name: String) -> Result<Job, String> {
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
