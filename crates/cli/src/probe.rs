@@ -41,6 +41,8 @@ enum What {
     Loop { name: String },
     /// Meet others at barriers for `bench process`
     Member { folder: PathBuf, index: u32 },
+    /// Meet others at barriers over TCP for `bench cluster`
+    FarMember { address: String, key: PathBuf, index: u32, members: u32, rounds: u32 },
     /// Hold random memory for `bench process` and obey orders
     Memory { size: usize },
     /// Hold device memory for `bench checkpoint`, launch and synchronise, and obey orders
@@ -92,6 +94,11 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Member { folder, index } => {
             let times = crate::bench::process::barriers::member(folder, *index);
             line(&times.map_err(Failure::new)?)
+        }
+        What::FarMember { address, key, index, members, rounds } => {
+            let numbers = [*index, *members, *rounds];
+            let times = crate::bench::cluster::barriers::member(address, key, numbers);
+            times.map_err(Failure::new)?.as_ref().map_or(Ok(()), line)
         }
         What::Memory { size } => {
             Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)

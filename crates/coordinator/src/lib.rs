@@ -16,6 +16,7 @@ mod link;
 mod message;
 mod remote;
 mod server;
+mod simulated;
 mod state;
 
 pub use client::{Client, ClientError, Find, Found, Member};
@@ -26,6 +27,7 @@ pub use message::{
 };
 pub use remote::{Far, FarError, JobKey};
 pub use server::Server;
+pub use simulated::Simulated;
 pub use state::{Conn, State, Violation};
 
 /// What the fuzz target and its test hold a codec to: whatever decodes is encoded again as it was.

@@ -158,7 +158,10 @@ impl Far {
     }
 
     /// Connects to the coordinator, and makes sure that it is one of this job's.
-    pub(crate) fn connect(&self) -> io::Result<TcpStream> {
+    ///
+    /// # Errors
+    /// Nothing listens there, or one of the two does not have the key.
+    pub fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect_timeout(&self.address, ENTRANCE)?;
         keep_asking(&stream)?;
         stream.set_read_timeout(Some(ENTRANCE))?;

@@ -13,6 +13,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -33,9 +36,15 @@ const PIECE: usize = 16 << 10;
 pub struct Server {
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+    messages: Arc<AtomicU64>,
 }
 
 impl Server {
+    /// Returns how many requests it has read, and replies it has written or begun to write.
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Relaxed)
+    }
+
     /// Coordinates the job `job` for whoever connects to `listener`: processes of this user.
     /// What `held` is stays there for as long as it does. Members on other hosts come to `far`,
     /// with its key.
@@ -60,13 +69,16 @@ impl Server {
         let revision = u64::try_from(now.as_micros()).unwrap_or(u64::MAX / 2);
         let (state, peers, next) = (State::new(job, revision), BTreeMap::new(), FIRST);
         let gone = Vec::new();
-        let mut serving = Serving { poll, listener, far, state, peers, next, begin, gone };
+        let messages = Arc::<AtomicU64>::default();
+        let counted = messages.clone();
+        let mut serving =
+            Serving { poll, listener, far, state, peers, next, begin, gone, messages: counted };
         let serve = move || {
             let (_held, _stopped) = (held, stopped);
             while serving.turn() {}
         };
         let thread = thread::Builder::new().name("coordinator".into()).spawn(serve)?;
-        Ok(Server { stop: Some(stop), thread: Some(thread) })
+        Ok(Server { stop: Some(stop), thread: Some(thread), messages })
     }
 
     /// Goes on until the process ends.
@@ -107,6 +119,8 @@ struct Serving {
     begin: Instant,
     /// To be dropped when all that is said has been.
     gone: Vec<Conn>,
+    /// Read and written.
+    messages: Arc<AtomicU64>,
 }
 
 impl Serving {
@@ -231,6 +245,7 @@ impl Serving {
         }
         while let Some((request, length)) = first::<Request>(&peer.read, MAX_REQUEST)? {
             peer.read.drain(..length);
+            self.messages.fetch_add(1, Relaxed);
             match (&peer.link, &request) {
                 (Link::Remote(_), Request::Meet { .. }) => {
                     self.state.refuse(conn, "who is on another host cannot meet others in memory");
@@ -246,6 +261,7 @@ impl Serving {
         loop {
             for (conn, reply) in self.state.replies() {
                 let Some(peer) = self.peers.get_mut(&conn) else { continue };
+                self.messages.fetch_add(1, Relaxed);
                 let page = matches!(reply, Reply::Page {}).then(|| self.state.page_for(conn));
                 let said = match page.flatten() {
                     // Who asks before it has read the last answer is no client of ours.

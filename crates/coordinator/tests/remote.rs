@@ -98,6 +98,23 @@ fn barriers_hold_between_hosts_while_one_coordinator_after_the_other_is_lost() {
 }
 
 #[test]
+fn the_coordinator_counts_two_messages_a_member_for_a_barrier() {
+    let address = address();
+    let hosts = [Host::new("counts", &address), Host::new("counted", &address)];
+    let mut clients = [hosts[0].join("one"), hosts[1].join("other")];
+    let messages = || hosts[0].leader.lock().unwrap().as_ref().unwrap().messages();
+    let before = messages();
+    for step in 1..=5 {
+        let [one, other] = &mut clients;
+        thread::scope(|scope| {
+            scope.spawn(|| pass(one, step));
+            scope.spawn(|| pass(other, step));
+        });
+    }
+    assert_eq!(messages() - before, 5 * 2 * 2);
+}
+
+#[test]
 fn another_key_is_refused_by_both_sides() {
     let address = address();
     let host = Host::new("key", &address);

@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 use std::io::{BufRead, Write};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes that the loop over pages writes to.
 const PAGES: usize = 64 << 20;
@@ -91,7 +91,8 @@ fn pages(turns: u32) -> Duration {
 /// Holds that many bytes of random memory and obeys one order a line, each with a line of its own:
 /// `ping`; `dirty PERCENT` of its pages; `write SECONDS` long as fast as it can, or `beat SECONDS`
 /// long to a few pages each millisecond, whereupon it tells the longest gap between two writes;
-/// `work PAGES`. It answers with seconds.
+/// `change SECONDS` long to one page in a hundred each second, which tells that gap, too; `work
+/// PAGES`. It answers with seconds.
 pub fn hold_memory(
     bytes: usize,
     input: impl BufRead,
@@ -112,6 +113,7 @@ pub fn hold_memory(
             "work" => holder.write_pages(number as usize),
             "write" => holder.longest_gap(seconds_of(number), 100, Duration::ZERO),
             "beat" => holder.longest_gap(seconds_of(number), 20, BEAT),
+            "change" => holder.change(seconds_of(number)),
             _ => Duration::ZERO,
         };
         writeln!(output, "{}", seconds.as_secs_f64())?;
@@ -156,6 +158,26 @@ impl Holder {
         begin.elapsed()
     }
 
+    /// Writes to one page in a hundred each second, a few each millisecond, and sleeps between: the
+    /// longest gap between two writes. By the time of day, as in a job that goes on on another host
+    /// the monotonic clock leaves out how long it stood still.
+    fn change(&mut self, time: Duration) -> Duration {
+        let since = |last: SystemTime| last.elapsed().unwrap_or_default();
+        let (begin, mut longest) = (SystemTime::now(), Duration::ZERO);
+        let (mut last, mut due) = (begin, 0.0);
+        while since(begin) < time {
+            std::thread::sleep(BEAT);
+            let gap = since(last);
+            last = SystemTime::now();
+            longest = longest.max(gap);
+            // What a pause kept it from is not made up for.
+            due += self.pages() as f64 / 100.0 * gap.min(10 * BEAT).as_secs_f64();
+            self.write_pages(due as usize);
+            due -= due.floor();
+        }
+        longest
+    }
+
     fn longest_gap(&mut self, time: Duration, pages: usize, between: Duration) -> Duration {
         let (begin, mut longest) = (Instant::now(), Duration::ZERO);
         let mut last = begin;
@@ -186,12 +208,12 @@ mod tests {
 
     #[test]
     fn the_holder_answers_every_order() {
-        let orders = b"ping\ndirty 50\nwrite 0.01\nbeat 0.01\nwork 3\nnonsense\n";
+        let orders = b"ping\ndirty 50\nwrite 0.01\nbeat 0.01\nchange 0.01\nwork 3\nnonsense\n";
         let mut said = Vec::new();
         hold_memory(1 << 20, &orders[..], &mut said).unwrap();
         let said = String::from_utf8(said).unwrap();
         let lines: Vec<&str> = said.lines().collect();
-        assert_eq!((lines.len(), lines[0]), (7, "ready"));
+        assert_eq!((lines.len(), lines[0]), (8, "ready"));
         assert!(lines[1..].iter().all(|line| line.parse::<f64>().is_ok()), "{said}");
     }
 }

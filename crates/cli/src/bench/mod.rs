@@ -2,7 +2,7 @@
 
 mod cache;
 mod checkpoint;
-mod cluster;
+pub(crate) mod cluster;
 pub(crate) mod codecs;
 mod cost;
 mod far;
@@ -90,7 +90,8 @@ pub(crate) struct BenchArgs {
     /// cluster: hosts on which its jobs are restarted
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     spare: Vec<String>,
-    /// cluster: rounds of each figure [default: 20 pairs of mpi, 9 of scp, 5 of the others]
+    /// cluster: rounds of each figure [default: 20 pairs of mpi, 9 of scp, 50
+    /// barriers, 5 of the others]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Print JSON
@@ -139,8 +140,9 @@ enum What {
     /// have, with the pause of its checkpoint. Takes a minute or more
     Managed,
     /// What jobs over several hosts cost (--host): an MPI program while it runs, checkpoints of
-    /// ranks and restarts on other hosts (--spare), files by scp and through remote shells.
-    /// By turns with the same without kedge. `scripts/bench-cluster DIR` makes hosts of namespaces for it. Takes half an hour
+    /// ranks and restarts on other hosts (--spare), files by scp and through remote shells, the
+    /// move of a whole job, barriers of 1,000 processes over TCP. By turns with the same without
+    /// kedge. `scripts/bench-cluster DIR` makes hosts of namespaces for it. Takes half an hour
     Cluster,
 }
 

@@ -35,6 +35,10 @@ pub(super) enum Part {
     Ranks,
     /// cluster: files to another host
     Scp,
+    /// cluster: the move of a whole job
+    Jobs,
+    /// cluster: barriers of 1,000 processes over TCP, and of 10,000 members simulated
+    Barriers,
 }
 
 impl Part {
@@ -44,7 +48,7 @@ impl Part {
             Part::Steps | Part::Connect | Part::Processors => What::Far,
             Part::Pauses | Part::Whole | Part::Regions => What::Migrate,
             Part::Record | Part::Iterations => What::Migrate,
-            Part::Mpi | Part::Ranks | Part::Scp => What::Cluster,
+            Part::Mpi | Part::Ranks | Part::Scp | Part::Jobs | Part::Barriers => What::Cluster,
         }
     }
 

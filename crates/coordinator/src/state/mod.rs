@@ -45,6 +45,8 @@ enum Waiting {
 #[derive(Debug)]
 pub struct State {
     job: String,
+    /// Members at a time.
+    most: usize,
     members: BTreeMap<Conn, Member>,
     series: BTreeMap<Place, Round>,
     board: Board,
@@ -59,8 +61,14 @@ pub struct State {
 impl State {
     /// `revision` precedes that of the first publication.
     pub fn new(job: String, revision: u64) -> State {
+        State::with_room(job, revision, MAX_MEMBERS)
+    }
+
+    /// The same for as many members at a time as `most`.
+    pub(crate) fn with_room(job: String, revision: u64, most: usize) -> State {
         State {
             job,
+            most,
             members: BTreeMap::new(),
             series: BTreeMap::new(),
             board: Board::new(revision),
@@ -178,8 +186,8 @@ impl State {
             )
         } else if *hello.job != *self.job {
             Some(format!("this is the job {}, not {}", self.job, &*hello.job))
-        } else if self.members.len() >= MAX_MEMBERS {
-            Some(format!("the job has {MAX_MEMBERS} members, and can have no more"))
+        } else if self.members.len() >= self.most {
+            Some(format!("the job has {} members, and can have no more", self.most))
         } else {
             None
         };

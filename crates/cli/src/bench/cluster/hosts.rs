@@ -1,8 +1,12 @@
 //! The hosts: who they are, and whether they are what the figures need.
 
 use super::Asked;
+use kedge_coordinator::JobKey;
 use kedge_supervisor::kedge_again;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::net::{TcpListener, ToSocketAddrs};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -115,6 +119,13 @@ impl Hosts {
 /// Says that a part is left out.
 pub(super) fn leave_out(said: &str) {
     anstream::eprintln!("kedge: warning: {}", crate::output::harmless(said));
+}
+
+/// Writes a new key of a job's parts, which its owner alone may read.
+pub(super) fn write_key(path: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(JobKey::generate()?.text())
 }
 
 /// As one word of any shell.

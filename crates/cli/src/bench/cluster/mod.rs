@@ -14,8 +14,17 @@
 //!   which every rank has taken part. The least is to read the image into fresh memory.
 //! - **scp**: a file by `scp`, to nowhere, and through a remote shell, beside plain OpenSSH. The
 //!   least of the first is the same, as what it starts is OpenSSH; of the second, its encryption.
+//! - **jobs**: a move of a job of one process by `kedge migrate --host`: the longest gap that the
+//!   program saw between two of its writes, by the time of day, in which the hosts have to agree.
+//!   The least is what has changed within the last round, once over the line; a restart comes with
+//!   it.
+//! - **barriers**: processes on this host that meet at the coordinator by TCP, from one barrier to
+//!   the next, and how many messages it read and wrote for each. The least is two messages a
+//!   member: all have come only when the last one has.
 
+pub(crate) mod barriers;
 mod hosts;
+mod jobs;
 mod mpi;
 mod ranks;
 mod scp;
@@ -77,6 +86,12 @@ pub(super) fn run(asked: &Asked<'_>, sink: Sink<'_>) -> Result<(), String> {
     if wanted(Part::Mpi) {
         mpi::run(&hosts, asked.rounds(mpi::PAIRS), sink)?;
     }
+    if wanted(Part::Jobs) {
+        jobs::run(&hosts, asked.size(1)?, asked.rounds(jobs::ROUNDS), sink)?;
+    }
+    if wanted(Part::Barriers) {
+        barriers::run(&hosts, asked.rounds(barriers::ROUNDS), sink)?;
+    }
     Ok(())
 }
 
@@ -118,7 +133,11 @@ fn upper_limit(samples: &[f64]) -> Option<f64> {
 
 /// Returns what a figure should be.
 pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
-    mpi::target(name).or_else(|| ranks::target(name)).or_else(|| scp::target(unit))
+    mpi::target(name)
+        .or_else(|| ranks::target(name))
+        .or_else(|| jobs::target(name))
+        .or_else(|| barriers::target(name))
+        .or_else(|| scp::target(unit))
 }
 
 /// A name with its size.

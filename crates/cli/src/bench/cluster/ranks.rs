@@ -1,12 +1,10 @@
 //! Checkpoints of MPI ranks on all hosts, and restarts on others.
 
-use super::hosts::{Hosts, as_root_too, leave_out, quoted};
+use super::hosts::{Hosts, as_root_too, leave_out, quoted, write_key};
 use super::{Sink, put, sized};
 use crate::bench::process::job::Job;
-use kedge_coordinator::JobKey;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -201,13 +199,6 @@ impl Waiting {
         }
         Err("a part of the restarted job did not end with it".into())
     }
-}
-
-/// Writes a new key of a job's parts, which its owner alone may read.
-fn write_key(path: &Path) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(JobKey::generate()?.text())
 }
 
 /// Until its shell is there.
