@@ -1,6 +1,7 @@
 //! Jobs of several supervisors and hosts.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod hosts;
 mod hosts_mpi;
 mod joint;
