@@ -6,7 +6,7 @@ use crate::bench::process::job::Job;
 use kedge_supervisor::kedge_again;
 use serde::Deserialize;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Instant;
@@ -18,6 +18,9 @@ const ATTEMPTS: usize = 3;
 const BESIDE: f64 = 1.0;
 /// Where `kedge serve` says its address.
 const LENT_AT: &str = " is lent at ";
+
+/// What the other host's state is, images too, in this run's folder.
+const STATE: &str = "state";
 
 const SEEN: &str = "move of a job that changes by 1 % a second: its longest gap";
 const WHOLE: &str = ", 4 GiB";
@@ -97,7 +100,19 @@ impl Bench<'_> {
         let in_time = begin.elapsed().as_secs_f64() + BESIDE / 2.0 < writes;
         let gap = job.answer()?;
         job.end();
+        self.forget_images()?;
         Ok(Moved { gap: if in_time { gap } else { f64::NAN }, pause, whole })
+    }
+
+    /// Removes the images by which it came there: they are as large as it is.
+    fn forget_images(&self) -> Result<(), String> {
+        let images = self.hosts.dir.join(STATE).join("kedge/images");
+        match fs::remove_dir_all(&images) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(format!("{}: {error}", images.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Moves it as users do: how long it stood still, and all of it took.
@@ -128,7 +143,7 @@ impl Server {
         let line = format!(
             "export XDG_CONFIG_HOME={} XDG_STATE_HOME={}; env {} 2>&1 & cat > /dev/null; kill $!",
             folder(config),
-            folder(&hosts.dir.join("state")),
+            folder(&hosts.dir.join(STATE)),
             hosts.kedge_line(&serve)
         );
         let mut command = hosts.shell(there, &line);
