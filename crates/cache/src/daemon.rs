@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::faults::Faults;
 use crate::home;
 use crate::mount::Mount;
-use crate::moves::{self, MOVERS, Watched};
+use crate::moves::{self, Watched};
 use crate::nodes::Nodes;
 use crate::partner::{self, Link};
 use crate::spec::{Fsync, Medium, Spec, TierSpec, home_in, memory_home};
@@ -321,7 +321,7 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
         workers.push(start("drain", move || engine.drain_forever())?);
     }
     if engine.device().is_some() {
-        for _ in 0..MOVERS {
+        for _ in 0..moves::movers() {
             let engine = engine.clone();
             workers.push(start("move", move || engine.move_forever())?);
         }

@@ -14,15 +14,15 @@ use crate::ranges::RangeMap;
 use crate::shadow::{Shadow, part_of};
 use crate::spec::Medium;
 use crate::tier::lock;
-use kedge_holder::PART;
+use kedge_holder::{PART, SLOTS};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Threads that move: one reads host memory while the other one's part is on the bus.
-pub(crate) const MOVERS: usize = 2;
+/// Threads that move, at least: one reads host memory while the other one's part is on the bus.
+const MOVERS: usize = 2;
 /// Nothing moves while host memory has less than one part in so many.
 const SPARSE: u64 = 4;
 /// The part that a file was written in last stays for so long, as more may come.
@@ -35,6 +35,13 @@ const FULL: Duration = Duration::from_secs(1);
 
 /// What is said of bytes that a device has lost.
 pub(crate) const LOST: &str = "lost: the process that held them in a device's memory has ended";
+
+/// Returns how many threads move. A core copies some 4 GB/s out of host memory and the bus carries
+/// 50: half of the cores copy, as far as there are slots, and the others are the programs'.
+pub(crate) fn movers() -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(MOVERS, SLOTS as usize)
+}
 
 /// What the last look at the device has found.
 #[derive(Debug, Default)]
