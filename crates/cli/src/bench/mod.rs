@@ -142,7 +142,7 @@ enum What {
     /// What jobs over several hosts cost (--host): an MPI program while it runs, checkpoints of
     /// ranks and restarts on other hosts (--spare), files by scp and through remote shells, the
     /// move of a whole job, barriers of 1,000 processes over TCP. By turns with the same without
-    /// kedge. `scripts/bench-cluster DIR` makes hosts of namespaces for it. Takes half an hour
+    /// kedge. `scripts/bench-cluster DIR` makes hosts of namespaces for it. Takes 40 minutes
     Cluster,
 }
 

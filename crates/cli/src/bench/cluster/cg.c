@@ -75,8 +75,10 @@ static void make_matrix(const struct problem *it) {
     for (int i = 0; i < it->n; i++) {
         int *places_of = where + (size_t)i * most;
         lengths[i] = draw_vector(it, i, places_of, what + (size_t)i * most);
-        for (int k = 0; k < lengths[i]; k++)
-            if (places_of[k] >= first && places_of[k] < first + own) begins[places_of[k] - first + 1]++;
+        for (int k = 0; k < lengths[i]; k++) {
+            int row = places_of[k] - first;
+            if (row >= 0 && row < own) begins[row + 1]++;
+        }
     }
     for (int row = 0; row < own; row++) begins[row + 1] += begins[row];
     // For each row the vectors that have it, in their order.
@@ -112,7 +114,8 @@ static void make_matrix(const struct problem *it) {
         }
         starts[row + 1] = starts[row] + count;
     }
-    free(where), free(lengths), free(begins), free(what), free(in), free(next), free(sums), free(used);
+    free(where), free(lengths), free(begins), free(what);
+    free(in), free(next), free(sums), free(used);
 }
 
 static double dot(const double *left, const double *right) {

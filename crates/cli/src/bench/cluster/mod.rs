@@ -4,9 +4,9 @@
 //!
 //! What each part counts, and the least work of it:
 //!
-//! - **mpi**: the seconds that NAS CG tells of its own timed part, under `kedge run -- mpirun` and
-//!   under `mpirun`, each first in every other pair. The least is nothing: no call of the program
-//!   is wrapped.
+//! - **mpi**: the seconds that NAS CG and LU tell of their own timed parts, under `kedge run --
+//!   mpirun` and under `mpirun`, each first in every other pair. The least is nothing: no call of
+//!   the programs is wrapped.
 //! - **ranks**: a checkpoint of MPI ranks on all hosts, as `kedge checkpoint` tells how long the
 //!   job stood still, and as the longest step of the program beside that. The least is a stop of
 //!   each process, a clone of its page tables, and the coordinator's five barriers around them.
