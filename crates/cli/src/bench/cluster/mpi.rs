@@ -23,7 +23,7 @@ const PROGRAMS: [Program; 2] = [
     Program {
         name: "CG",
         source: include_str!("cg.c"),
-        shapes: &[(2, 2, ["A", "3"]), (4, 4, ["A", "3"]), (16, 4, ["W", "3"])],
+        shapes: &[(2, 2, ["A", "3"]), (4, 4, ["A", "2"]), (16, 4, ["W", "1"])],
     },
     // Each rank has two rows of the grid at least, and waits for its neighbour's at each plane.
     Program {
