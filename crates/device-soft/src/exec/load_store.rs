@@ -315,6 +315,16 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
 #[inline(always)]
 unsafe fn rows_by_halves<T: Element, const N: usize>(halves: &Halves) -> [[T; WARP]; N] {
     let mut rows = [[T::default(); WARP]; N];
+    if halves.step == 0 && halves.first[0] == halves.first[1] {
+        // One load for all: another worker may write there, and code that a warp runs as one (gcc's
+        // for OpenMP) takes what its lanes have loaded for the same.
+        // SAFETY: the caller's contract.
+        let items = unsafe { halves.first[0].cast::<[T; N]>().read_unaligned() };
+        for item in 0..N {
+            rows[item].fill(items[item]);
+        }
+        return rows;
+    }
     for (half, first) in halves.first.into_iter().enumerate() {
         let lanes = half * HALF..(half + 1) * HALF;
         if halves.step == 0 {
