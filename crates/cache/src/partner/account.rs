@@ -5,9 +5,12 @@ use super::host::{Partner, other};
 use crate::journal::Found;
 use crate::tier::lock;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+/// What a key has is measured anew after so long, and after so many times as long as that took.
+const LOOK: Duration = Duration::from_secs(10);
+const LOOKS: u32 = 10;
 /// About the bytes that a record takes in a journal, beside a name.
 pub(super) const RECORD: u64 = 64;
 
@@ -69,9 +72,20 @@ impl Kept {
 #[derive(Debug, Default)]
 pub(super) struct Account {
     sessions: usize,
-    /// Bytes of its folder: data, and the journals, which have the names.
+    /// Bytes of its folder: data, and the journals, which have the names. They are known once they
+    /// were measured.
     bytes: u64,
+    /// When they may be measured again; `None` before the first time.
+    again: Option<Instant>,
     kept: Kept,
+}
+
+#[cfg(test)]
+impl Account {
+    /// Has it be measured when there is no room, however short ago that was.
+    pub(super) fn let_measure(&mut self) {
+        self.again = Some(Instant::now());
+    }
 }
 
 /// A session's share of its key's account.
@@ -79,8 +93,6 @@ pub(super) struct Account {
 pub(super) struct Seat {
     partner: Arc<Partner>,
     key: String,
-    /// Whether no other cache of the key was connected.
-    is_first: bool,
     kept: Kept,
     /// Bytes of the journal that were counted.
     journal: u64,
@@ -98,9 +110,8 @@ impl Seat {
             return Err(other("this key has too many caches here"));
         }
         account.sessions += 1;
-        let is_first = account.sessions == 1;
         let (partner, key, kept) = (partner.clone(), key.to_owned(), Kept::default());
-        Ok(Seat { partner, key, is_first, kept, journal: 0 })
+        Ok(Seat { partner, key, kept, journal: 0 })
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut Account) -> R) -> R {
@@ -116,20 +127,45 @@ impl Seat {
     ///
     /// # Errors
     /// It is more than is kept.
-    pub(super) fn begin(&mut self, of_key: &Path, kept: Kept, journal: u64) -> io::Result<()> {
+    pub(super) fn begin(&mut self, kept: Kept) -> io::Result<()> {
         // Its own cache can give up what there is too much of.
         if self.parts() + kept.parts > self.partner.limits.most_parts() {
             return Err(other("the partner keeps no more parts of files for this key"));
         }
         self.fits(Kept::default(), Kept { parts: 0, ..kept }, 0)?;
         self.replace(Kept::default(), kept);
-        if self.is_first {
-            // Others may have recovered some of it since.
-            let bytes = place::size_of(of_key);
-            self.with(|account| account.bytes = bytes);
-            self.journal = journal;
+        if self.with(|account| account.again.is_none()) {
+            self.measure();
         }
         Ok(())
+    }
+
+    /// Counts what the disk has of the key's folder: others may have recovered some of it, or
+    /// removed what a session before has left. What is taken meanwhile counts beside it.
+    fn measure(&self) {
+        let (begin, before) = (Instant::now(), self.with(|account| account.bytes));
+        let found = place::size_of(&self.partner.spec.folder.join(&self.key));
+        let rest = LOOK.max(begin.elapsed() * LOOKS);
+        self.with(|account| {
+            account.bytes = found.saturating_add(account.bytes.saturating_sub(before));
+            account.again = Some(Instant::now() + rest);
+        });
+    }
+
+    /// Measures anew if that was long ago: before anything is refused for want of room.
+    fn measure_again(&self) {
+        let now = Instant::now();
+        let is_due = self.with(|account| {
+            let due = account.again.is_some_and(|again| now >= again);
+            if due {
+                // Nobody else does meanwhile.
+                account.again = Some(now + LOOK);
+            }
+            due
+        });
+        if is_due {
+            self.measure();
+        }
     }
 
     /// Checks that there is room for bytes, and for what takes the place of `before`.
@@ -138,7 +174,7 @@ impl Seat {
     /// What there is no room for.
     pub(super) fn fits(&self, before: Kept, after: Kept, bytes: u64) -> io::Result<()> {
         let most = self.partner.limits.kept;
-        let (now, used) = self.with(|account| (account.kept, account.bytes));
+        let now = self.with(|account| account.kept);
         let over = |before: usize, after: usize, now: usize, most: usize| {
             after > before && now.saturating_sub(before) + after > most
         };
@@ -151,7 +187,16 @@ impl Seat {
         if over(before.names, after.names, now.names, most.names) {
             return Err(other("the partner keeps no more names of files for this key"));
         }
-        self.fit_bytes(used, bytes)
+        self.find_room(bytes)
+    }
+
+    /// Checks that there is room for bytes.
+    fn find_room(&self, more: u64) -> io::Result<()> {
+        let fits = || self.fit_bytes(self.with(|account| account.bytes), more);
+        if fits().is_err() {
+            self.measure_again();
+        }
+        fits()
     }
 
     fn fit_bytes(&self, used: u64, more: u64) -> io::Result<()> {
@@ -189,6 +234,7 @@ impl Seat {
     /// # Errors
     /// There is none.
     pub(super) fn take_bytes(&self, more: u64) -> io::Result<()> {
+        self.find_room(more)?;
         self.with(|account| {
             self.fit_bytes(account.bytes, more)?;
             account.bytes += more;

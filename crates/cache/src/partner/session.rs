@@ -26,6 +26,8 @@ use std::time::{Instant, SystemTime};
 const NAME: usize = 4096;
 /// Ranges that wait to be given back.
 const FREED: usize = 1 << 16;
+/// Files that have something that could not be kept, at once.
+const FAILED: usize = 1 << 16;
 /// A journal is written anew when it is that long, and twice as long as what it is to say; where a
 /// key has little room, earlier.
 const LONG_JOURNAL: u64 = 8 << 20;
@@ -47,7 +49,8 @@ pub(super) struct Session {
     held: HashMap<u64, RangeMap<()>>,
     /// What is given up, and whose blocks are not given back yet.
     freed: Vec<(u64, Range<u64>)>,
-    /// What could not be kept, by file, until its sync is asked for.
+    /// What could not be kept, by file, known or not, until its sync is asked for: what is kept of
+    /// it later is not all.
     failed: HashMap<u64, String>,
     last: u64,
     _lock: Option<File>,
@@ -125,11 +128,11 @@ impl Session {
             failed: HashMap::new(),
             _lock: Some(lock),
         };
-        session.begin(&of_key)?;
+        session.begin()?;
         Ok(session)
     }
 
-    fn begin(&mut self, of_key: &Path) -> io::Result<()> {
+    fn begin(&mut self) -> io::Result<()> {
         self.rewrite()?;
         self.tier.mark_boot()?;
         let files = &self.files;
@@ -142,7 +145,7 @@ impl Session {
         }
         let mut kept = Kept::default();
         self.files.values().for_each(|found| kept.add(Kept::of(found)));
-        self.seat.begin(of_key, kept, self.tier.journal_length())
+        self.seat.begin(kept)
     }
 
     pub(super) fn serve(&mut self, connection: Connection, mut vouched: Vouched) -> io::Result<()> {
@@ -171,12 +174,8 @@ impl Session {
                     continue;
                 }
                 Said::Data(file, offset, data) => {
-                    let kept = self.keep(file, offset, &data);
-                    // A sync of a file that is not known fails anyway.
-                    if let Err(error) = kept
-                        && self.files.contains_key(&file)
-                    {
-                        self.failed.insert(file, error.to_string());
+                    if let Err(error) = self.keep(file, offset, &data) {
+                        self.fail(file, &error)?;
                     }
                     self.compact()?;
                     continue;
@@ -224,14 +223,15 @@ impl Session {
         match &record {
             Record::File(_, identity) => {
                 if let Err(error) = self.check_name(before, &identity.path) {
-                    // Its sync fails, also where the file is not known.
-                    if before.files > 0 {
-                        self.failed.insert(file, error.to_string());
-                    }
-                    return Ok(());
+                    return self.fail(file, &error);
                 }
             }
-            _ if before.files == 0 => return Ok(()),
+            _ if before.files == 0 => {
+                if dropped {
+                    self.failed.remove(&file);
+                }
+                return Ok(());
+            }
             // What is cut out of a part makes two of it, and must not be kept.
             Record::Clean(_, offset, length)
                 if self.seat.parts() >= self.partner.limits.most_parts()
@@ -254,6 +254,19 @@ impl Session {
             self.give_back()?;
         }
         self.compact()
+    }
+
+    /// Has the next sync of a file fail, also if there is room for the rest of it by then.
+    ///
+    /// # Errors
+    /// There are too many such files.
+    fn fail(&mut self, file: u64, error: &io::Error) -> io::Result<()> {
+        if self.failed.len() >= FAILED && !self.failed.contains_key(&file) {
+            return Err(other("it goes on with too many files that could not be kept"));
+        }
+        // What came first is why.
+        self.failed.entry(file).or_insert_with(|| error.to_string());
+        Ok(())
     }
 
     fn kept_of(&self, file: u64) -> Kept {
@@ -288,14 +301,18 @@ impl Session {
         let range = offset..offset + data.len() as u64;
         debug_assert!(range.end <= END);
         let blocks = blocks_of(&range);
-        let held = self.held.entry(file).or_default();
-        let gaps = held.gaps(blocks.clone());
+        let gaps = match self.held.get(&file) {
+            Some(held) => held.gaps(blocks.clone()),
+            None => vec![blocks.clone()],
+        };
         let more: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
         self.seat.take_bytes(more)?;
-        held.insert(blocks, ());
-        let shadow = self.tier.shadow(file)?;
-        let shadow = shadow.file().ok_or(io::ErrorKind::Unsupported)?;
-        shadow.write_all_at(data, offset)?;
+        if let Err(error) = self.write(file, offset, data) {
+            self.undo(file, &gaps);
+            self.seat.give_bytes(more);
+            return Err(error);
+        }
+        self.held.entry(file).or_default().insert(blocks, ());
         let record = Record::Write(file, offset, data.len() as u64);
         let number = self.append(&record)?;
         apply(&mut self.files, number, record);
@@ -303,12 +320,27 @@ impl Session {
         Ok(())
     }
 
+    fn write(&self, file: u64, offset: u64, data: &[u8]) -> io::Result<()> {
+        let shadow = self.tier.shadow(file)?;
+        shadow.file().ok_or(io::ErrorKind::Unsupported)?.write_all_at(data, offset)
+    }
+
+    /// Gives back what a write that failed has taken of the disk, where nothing was before.
+    fn undo(&self, file: u64, gaps: &[Range<u64>]) {
+        let shadow = self.tier.shadow(file).ok();
+        let Some(shadow) = shadow.as_ref().and_then(|shadow| shadow.file()) else { return };
+        for range in gaps {
+            punch(shadow, &Freed { tier: 0, range: range.clone() });
+        }
+    }
+
     /// Has the disk have all that was said of a file.
     fn sync(&mut self, file: u64) -> io::Result<()> {
+        let failed = self.failed.remove(&file);
         if !self.files.contains_key(&file) {
             return Err(other("the partner does not know the file, or keeps no more of them"));
         }
-        if let Some(why) = self.failed.remove(&file) {
+        if let Some(why) = failed {
             self.tier.sync()?;
             return Err(other(why));
         }

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::journal::Identity;
-use crate::partner::account::{Kept, Limits};
+use crate::partner::account::{Account, Kept, Limits};
 use crate::partner::home::size_of;
+use crate::partner::wire::END;
 
 /// Bounds that no test meets by accident.
 const WIDE: Limits = Limits::new();
@@ -112,6 +113,78 @@ fn files_of_all_caches_of_a_key_are_counted() {
     let (mut one, parts) = End::begin(&partner, "n1").expect("a session");
     assert_eq!((parts, one.name(7, 9), one.name(8, 9)), (1, Ok(()), Ok(())));
     refused(one.name(9, 9), "no more of them");
+}
+
+/// A recovery would take what came later for all of it.
+#[test]
+fn what_could_not_be_kept_fails_the_sync_also_if_there_is_room_by_then() {
+    let scratch = Scratch::new("partnerhole");
+    let partner = bounded(&scratch, with_kept(Kept { files: 2, ..WIDE.kept }), None);
+    let mut end = begin(&partner, "n1");
+    for drops in [false, true] {
+        assert_eq!((end.name(1, 9), end.name(2, 9)), (Ok(()), Ok(())));
+        end.say_name(3, 9);
+        end.say(Said::Data(3, 0, vec![7; 9]));
+        end.forget(1);
+        if drops {
+            // All of it is below.
+            end.forget(3);
+        }
+        end.say_name(3, 9);
+        let synced = end.data(3, 4 << 20, 9);
+        if drops {
+            assert_eq!(synced, Ok(()));
+        } else {
+            refused(synced, "no more files");
+        }
+        assert_eq!(end.data(3, 0, 9), Ok(()), "it is sent anew");
+        end.forget(3);
+    }
+    // More of them than are remembered end the session.
+    assert_eq!(end.name(1, 9), Ok(()));
+    for file in 10..10 + (1 << 16) {
+        end.say_name(file, 9);
+    }
+    assert_eq!(end.ask(Said::Beat), Ok(()));
+    end.say_name(9, 9);
+    let _ = Said::Beat.write(&mut end.0);
+    assert!(Said::read(&mut end.0).is_err());
+}
+
+/// A recovery is another process's.
+#[test]
+fn what_was_recovered_counts_no_more_beside_another_cache() {
+    let scratch = Scratch::new("partnerrecovered");
+    let partner = bounded(&scratch, WIDE, Some(8 << 20));
+    let (mut one, mut two) = (begin(&partner, "n1"), begin(&partner, "n2"));
+    assert_eq!((one.name(1, 9), two.name(1, 9)), (Ok(()), Ok(())));
+    for part in 0..3 {
+        assert_eq!(one.data(1, part * (2 << 20), 2 << 20), Ok(()));
+    }
+    refused(two.data(1, 0, 3 << 20), "no more room");
+    drop(one);
+    while lock(&partner.homes).len() > 1 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::remove_dir_all(scratch.0.join("partner/_here/n1")).expect("a folder");
+    refused(two.data(1, 0, 3 << 20), "no more room");
+    lock(&partner.accounts).values_mut().for_each(Account::let_measure);
+    assert_eq!(two.data(1, 0, 3 << 20), Ok(()));
+}
+
+/// Of a file that cannot be so long, nothing counts, and nothing is remembered.
+#[test]
+fn what_cannot_be_written_takes_no_room() {
+    let scratch = Scratch::new("partnerlong");
+    let partner = bounded(&scratch, WIDE, Some(4 << 20));
+    let mut end = begin(&partner, "n1");
+    assert_eq!(end.name(1, 9), Ok(()));
+    let longest = END - (2 << 20);
+    for part in 0..8 {
+        let refused = end.data(1, longest - part * (2 << 20), 1 << 20);
+        assert!(refused.is_err_and(|why| !why.contains("room")), "{part}");
+    }
+    assert_eq!(end.data(1, 0, 3 << 20), Ok(()));
 }
 
 #[test]
