@@ -100,6 +100,8 @@ pub(crate) struct Engine {
     pub(crate) unclaimed: Vec<Unclaimed>,
     /// What a device has lost, since the daemon started.
     pub(crate) broken: Mutex<Broken>,
+    /// Whoever gives a device's memory back has this.
+    pub(crate) giving: Mutex<()>,
     pub(crate) counters: Counters,
     pub(crate) faults: Faults,
     /// Whether the daemon was asked to stop.
@@ -148,6 +150,7 @@ impl Engine {
             work: Condvar::new(),
             unclaimed: Vec::new(),
             broken: Mutex::default(),
+            giving: Mutex::default(),
             counters: Counters::default(),
             faults: Faults::of_environment(),
             stopping: AtomicBool::new(false),

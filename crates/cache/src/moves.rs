@@ -37,10 +37,11 @@ const FULL: Duration = Duration::from_secs(1);
 pub(crate) const LOST: &str = "lost: the process that held them in a device's memory has ended";
 
 /// Returns how many threads move. A core copies some 4 GB/s out of host memory and the bus carries
-/// 50: half of the cores copy, as far as there are slots, and the others are the programs'.
+/// 50: half of the cores copy, and the others are the programs'. Half of the slots stay for reads
+/// and drains.
 pub(crate) fn movers() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    (cores / 2).clamp(MOVERS, SLOTS as usize)
+    (cores / 2).clamp(MOVERS, SLOTS as usize / 2)
 }
 
 /// What the last look at the device has found.
@@ -80,11 +81,13 @@ impl Engine {
         let mut buffer = vec![0; PART as usize];
         while !self.desk().stopped {
             if self.device().is_some_and(|(_, device)| device.lack() > 0) {
-                match self.give_way() {
-                    Ok(Moved::Part) => {}
+                // Several would read the same part, and give back more than is needed.
+                let given = self.giving.try_lock().map(|_turn| self.give_way());
+                match given {
+                    Ok(Ok(Moved::Part)) => {}
                     // What is drained meanwhile makes room in host memory.
-                    Ok(_) => thread::sleep(NAP),
-                    Err(_) => thread::sleep(FULL),
+                    Ok(Ok(_)) | Err(_) => thread::sleep(NAP),
+                    Ok(Err(_)) => thread::sleep(FULL),
                 }
                 continue;
             }
