@@ -368,6 +368,7 @@ fn what_is_wrong_is_named() {
         (".entry k() { .param .b32 p<4000000000>; }", "number of names"),
         (".entry k() { .param .b32 p<2>; .param .b32 p<2>; }", "second declaration"),
         (".entry k() { .reg .v2 .b32 v; mov.b32 v.z, 0; }", "no such element"),
+        (".entry k() { .reg .v2 .b64 v; .reg .b32 a; ld.b32 a, [v+4]; }", "a vector is no address"),
         (".entry k() { .reg .b32 a; .reg .b32 a; }", "second declaration"),
         (".entry k() { ret; ", "expected a statement"),
         (".entry k() { mov.b32 1 2; }", "expected ';'"),

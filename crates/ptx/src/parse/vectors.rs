@@ -4,7 +4,7 @@
 
 use super::Result;
 use crate::ParseError;
-use crate::ast::{Body, Operand, RegId, Register, Statement};
+use crate::ast::{AddressBase, Body, Operand, RegId, Register, Statement};
 use std::collections::HashMap;
 
 /// Names of elements, by their numbers.
@@ -16,7 +16,7 @@ type Elements = HashMap<RegId, Vec<RegId>>;
 /// Leaves no vector register in `body`.
 ///
 /// # Errors
-/// An element that a register does not have.
+/// An element that a register does not have, or a vector that is an address.
 pub(super) fn split(body: &mut Body) -> Result<()> {
     let elements = declare(&mut body.registers);
     if elements.is_empty() {
@@ -26,7 +26,7 @@ pub(super) fn split(body: &mut Body) -> Result<()> {
         let Statement::Instruction(instruction) = statement else { continue };
         for operand in &mut instruction.operands {
             replace(&elements, operand)
-                .map_err(|part| ParseError::new(instruction.line, "no such element", &part))?;
+                .map_err(|(what, found)| ParseError::new(instruction.line, what, &found))?;
         }
     }
     Ok(())
@@ -53,8 +53,12 @@ fn declare(registers: &mut Vec<Register>) -> Elements {
     elements
 }
 
-/// Replaces what names a vector register, or one of its elements; the error is an element's name.
-fn replace(elements: &Elements, operand: &mut Operand) -> std::result::Result<(), String> {
+/// Replaces what names a vector register, or one of its elements; the error is what is wrong, and
+/// with what.
+fn replace(
+    elements: &Elements,
+    operand: &mut Operand,
+) -> std::result::Result<(), (&'static str, String)> {
     match operand {
         Operand::Register(id) => {
             if let Some(parts) = elements.get(id) {
@@ -64,8 +68,12 @@ fn replace(elements: &Elements, operand: &mut Operand) -> std::result::Result<()
         Operand::Component(id, part) => {
             let Some(parts) = elements.get(id) else { return Ok(()) };
             let index = element(part);
-            let found = index.and_then(|index| parts.get(index)).ok_or_else(|| part.clone())?;
+            let found = index.and_then(|index| parts.get(index));
+            let found = found.ok_or_else(|| ("no such element", part.clone()))?;
             *operand = Operand::Register(*found);
+        }
+        Operand::Address(AddressBase::Register(id), _) if elements.contains_key(id) => {
+            return Err(("a vector is no address", String::new()));
         }
         Operand::Pair(left, right) => {
             replace(elements, left)?;
