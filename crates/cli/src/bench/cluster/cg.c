@@ -1,39 +1,25 @@
 // NAS CG, an own program after "The NAS Parallel Benchmarks" (RNR-94-007) and their tables of
 // problems: the smallest eigenvalue of a sparse matrix by the inverse power method, 25 steps of
 // conjugate gradients for each of its own. Ranks have rows in turn; each step gathers a vector and
-// sums twice. `cg CLASS TIMES` solves it so often, verifies each, and prints the seconds.
-#include <math.h>
-#include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+// sums twice.
+#include "nas.h"
 
 struct problem {
-    char class;
     int n, nonzero, steps;
     double shift, zeta;
 };
 
+static const char classes[] = "SWAB";
 static const struct problem problems[] = {
-    {'S', 1400, 7, 15, 10, 8.5971775078648},
-    {'W', 7000, 8, 15, 12, 10.362595087124},
-    {'A', 14000, 11, 15, 20, 17.130235054029},
-    {'B', 75000, 13, 75, 60, 22.712745482631},
+    {1400, 7, 15, 10, 8.5971775078648},
+    {7000, 8, 15, 12, 10.362595087124},
+    {14000, 11, 15, 20, 17.130235054029},
+    {75000, 13, 75, 60, 22.712745482631},
 };
 
-static int rank, ranks;
 // This rank's rows of the matrix, row by row, and where those of each rank are.
 static int first, own, *starts, *columns, *counts, *places;
 static double *values;
-
-static void *room(size_t count, size_t size) {
-    void *memory = calloc(count, size);
-    if (!memory) {
-        fprintf(stderr, "cg: no memory\n");
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
-    return memory;
-}
 
 // The benchmarks' numbers: x times 5^13 modulo 2^46, between 0 and 1.
 static double drawn(void) {
@@ -165,17 +151,9 @@ static double power_method(const struct problem *it, int steps, double *x, doubl
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    const struct problem *it = 0;
-    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
-        if (argc > 1 && argv[1][0] == problems[i].class) it = &problems[i];
-    int times = argc > 2 ? atoi(argv[2]) : 1;
-    if (!it || times < 1) {
-        fprintf(stderr, "usage: cg S|W|A|B TIMES\n");
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
+    int times, class = begin_as(argc, argv, classes, &times);
+    if (class < 0) refuse("cg S|W|A|B TIMES");
+    const struct problem *it = &problems[class];
     counts = room(ranks, sizeof *counts), places = room(ranks, sizeof *places);
     for (int i = 0; i < ranks; i++) {
         places[i] = (int)((long)it->n * i / ranks);
@@ -188,16 +166,8 @@ int main(int argc, char **argv) {
     power_method(it, 1, x, memory);
     MPI_Barrier(MPI_COMM_WORLD);
     double begin = MPI_Wtime(), worst = 0;
-    for (int time = 0; time < times; time++) {
-        double error = fabs(power_method(it, it->steps, x, memory) - it->zeta) / it->zeta;
-        worst = error > worst || error != error ? error : worst;
-    }
+    for (int time = 0; time < times; time++)
+        worst = worse(worst, power_method(it, it->steps, x, memory), it->zeta);
     double seconds = MPI_Wtime() - begin;
-    if (rank == 0 && !(worst <= 1e-10)) {
-        fprintf(stderr, "cg: class %c is wrong by %g\n", it->class, worst);
-        MPI_Abort(MPI_COMM_WORLD, 3);
-    }
-    if (rank == 0) printf("%.6f\n", seconds);
-    MPI_Finalize();
-    return 0;
+    return end_with("cg", classes[class], worst, 1e-10, seconds);
 }

@@ -102,14 +102,20 @@ impl Hosts {
         words.map(str::to_owned).into_iter().chain(rest).collect()
     }
 
+    /// Writes a text beside those of the programs, and returns where it is.
+    pub(super) fn written(&self, name: &str, text: &str) -> Result<PathBuf, String> {
+        let file = self.dir.join(name);
+        std::fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+        Ok(file)
+    }
+
     /// Compiles an MPI program.
     pub(super) fn compiled(&self, name: &str, source: &str) -> Result<PathBuf, String> {
         let version = said(Command::new(MPIRUN).arg("--version"))?;
         if !version.contains("Open MPI") {
             return Err(format!("{MPIRUN} is not Open MPI's, whose options are used: {version}"));
         }
-        let (text, program) = (self.dir.join(format!("{name}.c")), self.dir.join(name));
-        std::fs::write(&text, source).map_err(|error| format!("{}: {error}", text.display()))?;
+        let (text, program) = (self.written(&format!("{name}.c"), source)?, self.dir.join(name));
         let mut compiler = Command::new("mpicc");
         said(compiler.arg("-O2").arg("-o").arg(&program).arg(&text).arg("-lm"))?;
         Ok(program)

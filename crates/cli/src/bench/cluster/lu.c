@@ -1,30 +1,26 @@
 // NAS LU, an own program after "The NAS Parallel Benchmarks" (RNR-94-007) and their tables of
 // problems: the compressible Navier-Stokes equations on a cube, by symmetric successive
 // over-relaxation. Ranks have slabs of rows in j. Each plane of a sweep waits for one row of the
-// rank before (or, upwards, behind), so there are many small messages. `lu CLASS TIMES` solves it
-// so often, verifies each by residuals, errors and a surface integral, and prints the seconds.
-#include <math.h>
-#include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+// rank before (or, upwards, behind), so there are many small messages. It is verified by residuals,
+// errors and a surface integral.
+#include "nas.h"
 
 enum { M = 5, GHOSTS = 2 };
 
 struct problem {
-    char class;
     int n, steps;
     double dt, residuals[M], errors[M], surface;
 };
 
+static const char classes[] = "SW";
 static const struct problem problems[] = {
-    {'S', 12, 50, 0.5,
+    {12, 50, 0.5,
      {1.6196343210976702e-02, 2.1976745164821318e-03, 1.5179927653399185e-03,
       1.5029584435994323e-03, 3.4264073155896461e-02},
      {6.4223319957960924e-04, 8.4144342047347926e-05, 5.8588269616485186e-05,
       5.8474222595157350e-05, 1.3103347914111294e-03},
      7.8418928865937083e+00},
-    {'W', 33, 300, 1.5e-3,
+    {33, 300, 1.5e-3,
      {0.1236511638192e+02, 0.1317228477799e+01, 0.2550120713095e+01, 0.2326187750252e+01,
       0.2826799444189e+02},
      {0.4867877144216e+00, 0.5064652880982e-01, 0.9281818101960e-01, 0.8570126542733e-01,
@@ -46,7 +42,7 @@ static const double C1 = 1.4, C2 = 0.4, C34 = 0.1, C1345 = 1.4 * 0.1 * 1.4, R43 
 static const double OMEGA = 1.2, DISSIPATION = 0.25;
 static const double second_order[3] = {0.75, 0.75, 1.0};
 
-static int rank, ranks, n, first, rows;
+static int n, first, rows;
 // The grid's step, and terms of differences of the first and second order.
 static double h, t1, t2, t3, dt;
 typedef double vector[M];
@@ -60,15 +56,6 @@ static size_t at(int i, int j, int k) {
 
 static size_t points(void) {
     return (size_t)n * n * (rows + 2 * GHOSTS);
-}
-
-static void *room(size_t count, size_t size) {
-    void *memory = calloc(count, size);
-    if (!memory) {
-        fprintf(stderr, "lu: no memory\n");
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
-    return memory;
 }
 
 // Rows of this rank that are not on the cube's surface.
@@ -309,11 +296,6 @@ static double surface(void) {
     return all * h * h;
 }
 
-static double worse(double worst, double is, double known) {
-    double error = fabs((is - known) / known);
-    return error > worst || error != error ? error : worst;
-}
-
 static double verified(const struct problem *it) {
     double residuals[M], errors[M], worst = worse(0, surface(), it->surface);
     norms(residuals, errors);
@@ -325,17 +307,10 @@ static double verified(const struct problem *it) {
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    const struct problem *it = 0;
-    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
-        if (argc > 1 && argv[1][0] == problems[i].class) it = &problems[i];
-    int times = argc > 2 ? atoi(argv[2]) : 1;
-    if (!it || times < 1 || it->n / ranks < GHOSTS) {
-        fprintf(stderr, "usage: lu S|W TIMES, on so few ranks that each has two rows\n");
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
+    int times, class = begin_as(argc, argv, classes, &times);
+    const struct problem *it = &problems[class < 0 ? 0 : class];
+    if (class < 0 || it->n / ranks < GHOSTS)
+        refuse("lu S|W TIMES, on so few ranks that each has two rows");
     n = it->n, dt = it->dt, h = 1.0 / (n - 1);
     t1 = 1 / (h * h), t2 = 1 / (2 * h), t3 = 1 / h;
     first = n * rank / ranks, rows = n * (rank + 1) / ranks - first;
@@ -355,11 +330,5 @@ int main(int argc, char **argv) {
         worst = worse(worst, 1 + verified(it), 1);
     }
     double seconds = MPI_Wtime() - begin;
-    if (rank == 0 && !(worst <= 1e-8)) {
-        fprintf(stderr, "lu: class %c is wrong by %g\n", it->class, worst);
-        MPI_Abort(MPI_COMM_WORLD, 3);
-    }
-    if (rank == 0) printf("%.6f\n", seconds);
-    MPI_Finalize();
-    return 0;
+    return end_with("lu", classes[class], worst, 1e-8, seconds);
 }

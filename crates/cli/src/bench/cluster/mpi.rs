@@ -34,6 +34,7 @@ const PROGRAMS: [Program; 2] = [
 ];
 
 pub(super) fn run(hosts: &Hosts, pairs: usize, sink: Sink<'_>) -> Result<(), String> {
+    hosts.written("nas.h", include_str!("nas.h"))?;
     for Program { name, source, shapes } in PROGRAMS {
         let program = hosts.compiled(&name.to_lowercase(), source)?;
         for (ranks, most, work) in shapes {
