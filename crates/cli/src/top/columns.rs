@@ -3,6 +3,8 @@
 
 use super::board::Job;
 use super::words;
+use crate::output::{BAD, DIM, FAIR, GOOD, PLAIN};
+use anstyle::Style;
 use kedge_supervisor::jobs::State;
 
 /// How a cell looks.
@@ -13,6 +15,19 @@ pub(crate) enum Look {
     Fair,
     Bad,
     Dim,
+}
+
+impl Look {
+    /// Returns how it is on paper.
+    pub(crate) fn style(self) -> Style {
+        match self {
+            Look::Plain => PLAIN,
+            Look::Good => GOOD,
+            Look::Fair => FAIR,
+            Look::Bad => BAD,
+            Look::Dim => DIM,
+        }
+    }
 }
 
 /// A column.

@@ -19,13 +19,9 @@ const FOR_PANE: u16 = 14;
 pub(crate) fn draw(frame: &mut Frame<'_>, board: &Board, view: &View) {
     let area = frame.area();
     let buffer = frame.buffer_mut();
-    if area.height == 0 || area.width == 0 {
-        return;
-    }
+    let Some([head, body, foot]) = bands(area) else { return };
     let pen = Pen { colour: view.colour };
-    let (head, rest) = cut(area, 1);
     line(buffer, head, heading(board, view, pen));
-    let (body, foot) = cut(rest, rest.height.saturating_sub(1));
     line(buffer, foot, footer(board, view, pen));
     let rows = rows(board, body.height);
     let (top, below) = cut(body, rows);
@@ -73,6 +69,14 @@ impl Pen {
     pub(crate) fn chosen(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
+}
+
+/// Returns the first line of a screen, what lies between, and the last line; `None` where there is
+/// nothing to write on.
+pub(crate) fn bands(area: Rect) -> Option<[Rect; 3]> {
+    let (head, rest) = cut(area, 1);
+    let (body, foot) = cut(rest, rest.height.saturating_sub(1));
+    (area.height > 0 && area.width > 0).then_some([head, body, foot])
 }
 
 /// The upper `height` lines of an area, and the rest of it.

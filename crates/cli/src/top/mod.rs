@@ -16,11 +16,11 @@ mod view;
 pub(crate) mod words;
 
 use crate::Failure;
-use crate::output::{self, BAD, DIM, FAIR, GOOD, PLAIN, Table};
+use crate::output::{self, Table};
 use crate::time::Time;
 use board::Board;
 use clap::Args;
-use columns::{COLUMNS, Look};
+use columns::COLUMNS;
 use gather::Gatherer;
 use kedge_supervisor::jobs::Jobs;
 use std::io::{IsTerminal, stdin, stdout};
@@ -74,7 +74,7 @@ pub(crate) struct TopArgs {
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(200);
 /// Between the two looks that tell how often something is done, where there are no more than two.
-const MEASURED: Duration = Duration::from_millis(500);
+pub(crate) const MEASURED: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     let Time(interval) = args.interval;
@@ -82,10 +82,8 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         return Err(Failure::of_usage("--interval: give 200ms or more"));
     }
     let jobs = Jobs::open()?;
-    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    let screen = stdin().is_terminal() && stdout().is_terminal() && !dumb;
-    if screen && !args.once && !args.json {
-        let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    if has_screen() && !args.once && !args.json {
+        let colour = has_colour();
         let view = View { order: args.sort, all: args.all, colour, ..View::default() };
         return screen::show(&jobs, view, interval);
     }
@@ -94,6 +92,17 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         true => Ok(output::json(&board.rows())?),
         false => Ok(output::print(&printed(&board))?),
     }
+}
+
+/// Returns whether there is a terminal for a whole screen.
+pub(crate) fn has_screen() -> bool {
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    !dumb && stdin().is_terminal() && stdout().is_terminal()
+}
+
+/// Returns whether the screen may have colours.
+pub(crate) fn has_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// The jobs at one moment, with how often things were done just before.
@@ -116,14 +125,7 @@ fn printed(board: &Board) -> String {
     for job in &board.jobs {
         table.row(COLUMNS.iter().map(|column| {
             let (look, text) = (column.cell)(job, board.now);
-            let style = match look {
-                Look::Plain => PLAIN,
-                Look::Good => GOOD,
-                Look::Fair => FAIR,
-                Look::Bad => BAD,
-                Look::Dim => DIM,
-            };
-            (style, text)
+            (look.style(), text)
         }));
     }
     table.render()

@@ -3,7 +3,7 @@
 use super::board::{Board, Cache};
 use super::screen::{KEYS, View};
 use crate::top::columns::Look;
-use crate::top::draw::{Pen, cut, line, list_keys, padded};
+use crate::top::draw::{Pen, bands, cut, line, list_keys, padded};
 use crate::top::words;
 use kedge_cache::control::{Status, TierStatus};
 use ratatui::Frame;
@@ -148,11 +148,8 @@ fn wrong(cache: &Cache) -> Vec<String> {
 pub(crate) fn draw(frame: &mut Frame<'_>, board: &Board, view: &View) {
     let area = frame.area();
     let buffer = frame.buffer_mut();
-    if area.height == 0 || area.width == 0 {
-        return;
-    }
+    let Some([head, body, foot]) = bands(area) else { return };
     let pen = Pen { colour: view.colour };
-    let (head, rest) = cut(area, 1);
     let title = Span::styled("kedge cache top", pen.heading());
     let mut spans = vec![title, Span::raw(format!("  {}", counted(board.caches.len())))];
     if let Some(seconds) = view.stale {
@@ -160,7 +157,6 @@ pub(crate) fn draw(frame: &mut Frame<'_>, board: &Board, view: &View) {
         spans.push(Span::styled(text, pen.of(Look::Bad)));
     }
     line(buffer, head, Line::from(spans));
-    let (body, foot) = cut(rest, rest.height.saturating_sub(1));
     line(buffer, foot, footer(view, pen));
     let others: usize = COLUMNS.iter().map(|(_, width)| width + 2).sum();
     let mut rows = lines(board, usize::from(area.width).saturating_sub(others).max(NAME));

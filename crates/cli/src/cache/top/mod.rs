@@ -7,11 +7,10 @@ mod screen;
 mod tests;
 
 use crate::Failure;
-use crate::output::{self, BAD, DIM, FAIR, GOOD, PLAIN};
-use crate::top::columns::Look;
+use crate::{output, top};
 use board::{Board, Gatherer};
 use clap::Args;
-use std::io::{self, IsTerminal, Write, stdin, stdout};
+use std::io::{self, Write, stdout};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,8 +31,6 @@ Examples:
 
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Between the two looks that tell speeds, where there are no more than two.
-const MEASURED: Duration = Duration::from_millis(500);
 
 /// Watch caches: their tiers, speeds and errors, with a key to drain
 #[derive(Debug, Args)]
@@ -51,15 +48,13 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     if args.json && !args.once {
         return follow();
     }
-    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    if !args.once && !dumb && stdin().is_terminal() && stdout().is_terminal() {
-        let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        return screen::show(colour);
+    if !args.once && top::has_screen() {
+        return screen::show(top::has_colour());
     }
     let mut gatherer = Gatherer::default();
     let mut board = gatherer.gather()?;
     if board.caches.iter().any(|cache| cache.status.is_some()) {
-        thread::sleep(MEASURED);
+        thread::sleep(top::MEASURED);
         board = gatherer.gather()?;
     }
     match args.json {
@@ -98,14 +93,7 @@ fn printed(board: &Board) -> String {
     for line in draw::lines(board, longest.unwrap_or(0).max(draw::NAME)) {
         let mut row = String::new();
         for (look, cell) in line.cells {
-            let style = match look {
-                Look::Plain => PLAIN,
-                Look::Good => GOOD,
-                Look::Fair => FAIR,
-                Look::Bad => BAD,
-                Look::Dim => DIM,
-            };
-            row += &output::styled(style, &cell);
+            row += &output::styled(look.style(), &cell);
         }
         text += row.trim_end();
         text.push('\n');
