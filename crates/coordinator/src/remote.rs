@@ -6,6 +6,9 @@
 //! coordinator → member   HMAC-SHA-256(key, "coordinator" ‖ both)
 //! ```
 //!
+//! A coordinator that has too many connections which have not shown the key says [`COME_AGAIN`] to
+//! one of them in the place of its proof, at any time, and hangs up.
+//!
 //! What is said afterwards is neither encrypted nor signed: that is the network's to see to.
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -13,7 +16,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,6 +30,11 @@ const PROOF: usize = 32;
 const GREETING: usize = MAGIC.len() + NONCE;
 /// What a member answers.
 pub(crate) const ANSWER: usize = NONCE + PROOF;
+/// What no proof is: there was no room. It tells nothing, and whoever is between the two can say it
+/// as well as cut the connection.
+pub(crate) const COME_AGAIN: [u8; PROOF] = [0; PROOF];
+/// Bits of an IPv6 address that its holder does not choose.
+const PREFIX: u32 = 64;
 /// How long a connection, or either side's part of the entrance, may take.
 pub(crate) const ENTRANCE: Duration = Duration::from_secs(5);
 /// A host that says nothing for so long is gone: the kernel asks it in between.
@@ -160,7 +168,8 @@ impl Far {
     /// Connects to the coordinator, and makes sure that it is one of this job's.
     ///
     /// # Errors
-    /// Nothing listens there, or one of the two does not have the key.
+    /// Nothing listens there, or one of the two does not have the key; where the coordinator has no
+    /// room now, [`ErrorKind::ConnectionReset`].
     pub fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect_timeout(&self.address, ENTRANCE)?;
         keep_asking(&stream)?;
@@ -175,10 +184,20 @@ impl Far {
         }
         let own = nonce()?;
         let proof = self.key.prove("member", [theirs, &own])?;
-        (&stream).write_all(&[&own[..], &proof].concat())?;
+        // One that has hung up may have said why.
+        let said = (&stream).write_all(&[&own[..], &proof].concat());
         let mut proof = [0; PROOF];
-        let denied = |_| refused("the coordinator there does not take this key");
-        (&stream).read_exact(&mut proof).map_err(denied)?;
+        (&stream).read_exact(&mut proof).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => refused("the coordinator there does not take this key"),
+            _ => error,
+        })?;
+        if proof == COME_AGAIN {
+            return Err(io::Error::new(
+                ErrorKind::ConnectionReset,
+                "too many connect there at once",
+            ));
+        }
+        said?;
         if !self.key.proves("coordinator", [theirs, &own], &proof) {
             return Err(refused("the coordinator there does not have this key"));
         }
@@ -198,17 +217,27 @@ pub(crate) fn keep_asking(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns what of an address stands for whoever is behind it.
+pub(crate) fn origin(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> PREFIX << PREFIX).into(),
+        ip => ip,
+    }
+}
+
 /// One that has connected and has not shown the key yet.
 #[derive(Debug)]
 pub(crate) struct Entrance {
     own: [u8; NONCE],
+    /// Who is behind it.
+    pub(crate) origin: IpAddr,
     /// In the server's milliseconds: then it is too late.
     pub(crate) until: u64,
 }
 
 impl Entrance {
-    /// Greets a new connection.
-    pub(crate) fn greet(stream: &TcpStream, now: u64) -> io::Result<Entrance> {
+    /// Greets a new connection of `origin`.
+    pub(crate) fn greet(stream: &TcpStream, origin: IpAddr, now: u64) -> io::Result<Entrance> {
         let own = nonce()?;
         keep_asking(stream)?;
         stream.set_nonblocking(true)?;
@@ -219,7 +248,7 @@ impl Entrance {
             return Err(ErrorKind::WriteZero.into());
         }
         let until = now.saturating_add(ENTRANCE.as_millis() as u64);
-        Ok(Entrance { own, until })
+        Ok(Entrance { own, origin, until })
     }
 
     /// What to say to a member that has the key.

@@ -4,13 +4,13 @@
 use crate::frame::{first, frame};
 use crate::link::Link;
 use crate::message::{MAX_MEMBERS, MAX_REQUEST, Reply, Request};
-use crate::remote::{ANSWER, Entrance, JobKey};
+use crate::remote::{ANSWER, COME_AGAIN, Entrance, JobKey, origin};
 use crate::state::{Conn, State};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::net::sockopt::socket_peercred;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -25,9 +25,12 @@ const REMOTE: Conn = 2;
 /// The first member's connection.
 const FIRST: Conn = 3;
 /// Connections at a time: members, and some that have not said who they are.
-const MAX_CONNECTIONS: usize = MAX_MEMBERS + 64;
-/// Connections from other hosts that have not shown the key; one more, and the oldest goes.
-const MAX_ENTERING: usize = 64;
+const MAX_CONNECTIONS: usize = MAX_MEMBERS + MAX_ENTERING;
+/// Connections from other hosts that have not shown the key. One more, and the oldest of the
+/// address that has most of them goes: no address keeps others out.
+const MAX_ENTERING: usize = 512;
+/// Members that may connect before the thread comes to accept them.
+const BACKLOG: i32 = 4096;
 /// Read at a time.
 const PIECE: usize = 16 << 10;
 
@@ -61,6 +64,7 @@ impl Server {
         epoll::add(&poll, &stopped, EventData::new_u64(STOP), EventFlags::IN)?;
         if let Some((listener, _)) = &far {
             listener.set_nonblocking(true)?;
+            rustix::net::listen(listener, BACKLOG)?;
             epoll::add(&poll, listener, EventData::new_u64(REMOTE), EventFlags::IN)?;
         }
         let begin = Instant::now();
@@ -169,17 +173,38 @@ impl Serving {
     fn accept_remote(&mut self) {
         let now = self.now();
         let Some((listener, _)) = &self.far else { return };
-        let Ok((stream, _)) = listener.accept() else {
-            return thread::sleep(Duration::from_millis(1));
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            // One of those that have not shown the key has the descriptor that it takes.
+            Err(error) if is_out_of_descriptors(&error) && self.make_room() => return,
+            Err(_) => return thread::sleep(Duration::from_millis(1)),
         };
-        if let Ok(entrance) = Entrance::greet(&stream, now) {
+        if self.entering().count() >= MAX_ENTERING {
+            self.make_room();
+        }
+        if let Ok(entrance) = Entrance::greet(&stream, origin(from.ip()), now) {
             self.take_in(Link::Remote(stream), Some(entrance));
         }
-        if self.entering().count() > MAX_ENTERING
-            && let Some((_, oldest)) = self.entering().min()
-        {
-            self.hang_up(oldest);
+    }
+
+    /// Has the oldest of the address go that has most connections which have not shown the key, and
+    /// tells it to come again. Returns whether there was one.
+    fn make_room(&mut self) -> bool {
+        let mut origins = BTreeMap::<IpAddr, (usize, Conn)>::new();
+        // Connections are numbered as they come.
+        for (conn, peer) in &self.peers {
+            if let Some(entrance) = &peer.entrance {
+                origins.entry(entrance.origin).or_insert((0, *conn)).0 += 1;
+            }
         }
+        let most = origins.values().max_by_key(|(count, _)| *count);
+        let Some((_, oldest)) = most.copied() else { return false };
+        if let Some(peer) = self.peers.get(&oldest) {
+            // One that has closed it is not told.
+            let _ = (&peer.link).write(&COME_AGAIN);
+        }
+        self.hang_up(oldest);
+        true
     }
 
     fn take_in(&mut self, link: Link, entrance: Option<Entrance>) {
@@ -298,6 +323,11 @@ impl Serving {
             self.state.lost(conn);
         }
     }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 impl Peer {

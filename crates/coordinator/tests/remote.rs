@@ -3,10 +3,12 @@
 use kedge_coordinator::{
     Client, ClientError, Far, Find, JobKey, Leader, Link, Member, Place, Series, Server, Who,
 };
+use rustix::net::{AddressFamily, SocketType};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -187,6 +189,121 @@ fn who_does_not_show_the_key_is_told_nothing_and_hinders_nobody() {
     });
     let far = other.meet(&Series::of_node("s"), 1, 2, LONG).unwrap_err();
     assert!(matches!(&far, ClientError::Refused(why) if why.contains("another host")), "{far}");
+}
+
+/// Stands before a coordinator, and lets nobody answer its greeting before `count` are greeted:
+/// where that is, and how many have come.
+fn all_at_once(coordinator: String, count: usize) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let all = Arc::new(Barrier::new(count));
+    let come = Arc::new(AtomicUsize::new(0));
+    let counts = come.clone();
+    thread::spawn(move || {
+        for number in 0.. {
+            let (member, _) = listener.accept().unwrap();
+            counts.store(number + 1, Relaxed);
+            let server = TcpStream::connect(&coordinator).unwrap();
+            let all = all.clone();
+            thread::spawn(move || pass_on(&member, &server, (number < count).then_some(&*all)));
+        }
+    });
+    (at, come)
+}
+
+fn pass_on(member: &TcpStream, server: &TcpStream, all: Option<&Barrier>) -> Option<()> {
+    let mut greeting = [0; 40];
+    (&mut &*server).read_exact(&mut greeting).ok()?;
+    all.map(Barrier::wait);
+    (&mut &*member).write_all(&greeting).ok()?;
+    let copy = |mut from: &TcpStream, mut to: &TcpStream| {
+        let _ = std::io::copy(&mut from, &mut to);
+        let _ = to.shutdown(Shutdown::Write);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| copy(member, server));
+        copy(server, member);
+    });
+    Some(())
+}
+
+/// From `source`, as another host's.
+fn silent(source: &str, to: &str) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let source: SocketAddr = format!("{source}:0").parse().unwrap();
+    rustix::net::bind(&socket, &source).unwrap();
+    rustix::net::connect(&socket, &to.parse::<SocketAddr>().unwrap()).unwrap();
+    socket.into()
+}
+
+/// As many as a large job has, none of which has shown the key when the last one comes; and another
+/// host opens connections all the time, of which it makes no use.
+#[test]
+fn members_that_start_at_once_all_come_in() {
+    const MEMBERS: usize = 200;
+    let coordinator = address();
+    let host = Host::new("at-once", &coordinator);
+    let _one = host.join("one");
+    let hostile: Vec<TcpStream> = (0..1000).map(|_| silent("127.0.0.2", &coordinator)).collect();
+    let (door, come) = all_at_once(coordinator.clone(), MEMBERS);
+    let far = Far::new(&door, JobKey::new(KEY).unwrap()).unwrap();
+    let over = AtomicBool::new(false);
+    let others = thread::scope(|scope| {
+        let floods = scope.spawn(|| {
+            let mut all = hostile;
+            while !over.load(Relaxed) {
+                all.push(silent("127.0.0.2", &coordinator));
+                if all.len() > 2000 {
+                    all.drain(..1000);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let joins = |number| {
+            let far = far.clone();
+            let find: Find = Box::new(move || far.connect().map(Link::Remote));
+            let name = format!("member {number}");
+            let member = Member { job: "j".into(), name, node: "b".into(), part: true };
+            Client::join(&member, find).map_err(|error| error.to_string())
+        };
+        let joining: Vec<_> =
+            (0..MEMBERS).map(|number| scope.spawn(move || joins(number))).collect();
+        let joined: Vec<_> = joining.into_iter().map(|one| one.join().unwrap()).collect();
+        over.store(true, Relaxed);
+        floods.join().unwrap();
+        joined
+    });
+    let refused: Vec<&String> = others.iter().filter_map(|one| one.as_ref().err()).collect();
+    assert!(refused.is_empty(), "{} of {MEMBERS}: {refused:?}", refused.len());
+    assert_eq!(come.load(Relaxed), MEMBERS, "nobody has to come again");
+}
+
+/// Whoever is told that there is no room comes again; it is not taken for one with another key.
+#[test]
+fn who_has_to_come_again_does() {
+    let coordinator = address();
+    let host = Host::new("again", &coordinator);
+    let _one = host.join("one");
+    let full = TcpListener::bind("127.0.0.1:0").unwrap();
+    let far = Far::new(&full.local_addr().unwrap().to_string(), JobKey::new(KEY).unwrap()).unwrap();
+    let says = thread::spawn(move || {
+        for told_early in [true, false] {
+            let (mut stream, _) = full.accept().unwrap();
+            stream.write_all(&[&b"kedge-c1"[..], &[7; 32]].concat()).unwrap();
+            if !told_early {
+                stream.read_exact(&mut [0; 64]).unwrap();
+            }
+            stream.write_all(&[0; 32]).unwrap();
+        }
+        let (member, _) = full.accept().unwrap();
+        pass_on(&member, &TcpStream::connect(&coordinator).unwrap(), None)
+    });
+    let member = Member { job: "j".into(), name: "other".into(), node: "b".into(), part: true };
+    let find: Find = Box::new(move || far.connect().map(Link::Remote));
+    let mut other = Client::join(&member, find).unwrap();
+    assert_eq!(other.members().unwrap().len(), 2);
+    drop(other);
+    assert_eq!(says.join().unwrap(), Some(()));
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(crate) enum Refusal {
     TakesNone,
     #[error("{0} jobs move there already: try again later")]
     Taking(usize),
+    #[error("{0} jobs of this key have moved there already and not ended: try again later")]
+    TakingOfOne(usize),
     #[error("it cannot start what takes a job: {0}")]
     Taker(io::Error),
     #[error("it has no devices of its own")]

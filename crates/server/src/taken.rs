@@ -19,8 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Jobs at a time that move here or have and run.
-const MOST: usize = 64;
+/// Jobs at a time that move here or have and run, of all and of one client.
+const MOST: usize = 512;
+const MOST_OF_ONE: usize = 64;
 /// For who takes a job to take a connection.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -48,6 +49,9 @@ impl Taken {
 
     fn add(&self, token: SessionKey, one: One) -> Result<(), Refusal> {
         let mut all = self.locked();
+        if all.values().filter(|other| other.who == one.who).count() >= MOST_OF_ONE {
+            return Err(Refusal::TakingOfOne(MOST_OF_ONE));
+        }
         if all.len() >= MOST {
             return Err(Refusal::Taking(MOST));
         }
@@ -138,5 +142,36 @@ impl Lender {
             Refusal::Taker(error)
         })?;
         Ok((child, words, channel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_keys::Keys;
+
+    #[test]
+    fn a_key_with_many_jobs_keeps_no_other_out() {
+        let taken = Taken::default();
+        let folder = std::env::temp_dir().join(format!("ktaken-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let client = |name: &str| {
+            let keys = Keys::at(folder.join(name));
+            let made = keys.make(name, Duration::from_secs(1000), true).unwrap();
+            Client { name: name.parse().unwrap(), certificate: made.fingerprint() }
+        };
+        let (alice, bob) = (client("alice"), client("bob"));
+        let add = |who: &Client, number: usize| {
+            let mut token = SessionKey::default();
+            token[..8].copy_from_slice(&number.to_le_bytes());
+            let channel = Arc::new(Channel::pair().unwrap().0);
+            taken.add(token, One { who: Some(who.clone()), channel })
+        };
+        (0..MOST_OF_ONE).for_each(|number| add(&alice, number).unwrap());
+        let refused = add(&alice, 1000).unwrap_err();
+        assert!(matches!(refused, Refusal::TakingOfOne(MOST_OF_ONE)), "{refused}");
+        add(&bob, 1001).unwrap();
+        assert!(matches!(add(&bob, 1), Err(Refusal::Twice)));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
