@@ -7,7 +7,7 @@ use crate::progress::{self, Speed};
 use crate::size::Size;
 use crate::time::Time;
 use clap::{Args, ValueEnum};
-use kedge_supervisor::control::{self, Content, Order, Progress, Until};
+use kedge_supervisor::control::{self, Content, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,11 @@ use std::path::{Path, PathBuf};
 const AFTER_HELP: &str = "\
 Prints the image's path. The job stands still for some milliseconds and goes on while the image \
 is written; an image counts only once it is durable. A checkpoint that fails leaves the job as it \
-was. Ctrl-C ends the waiting, not the checkpoint. On a terminal, a line on standard error tells \
-how far it is, and the last one how large the image is, how long the job stood still and how long \
-all took. With --verify, and with --stop, the image is read back from its device; one that is \
-damaged is removed, the command fails, and the job goes on.
+was. Ctrl-C ends the waiting, not the checkpoint; one that had not been asked for by then is not \
+made, and the command says which. On a terminal, a line on standard error tells how far it is, and \
+the last one how large the image is, how long the job stood still and how long all took. With \
+--verify, and with --stop, the image is read back from its device; one that is damaged \
+is removed, the command fails, and the job goes on.
 
 With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how \
 long the job stood still), bytes and seconds (null where it was not waited for), verified \
@@ -150,15 +151,12 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     };
     let mut report = Report::default();
     let jobs = Jobs::open()?;
-    let job = args.job.to_string();
-    kedge_supervisor::on_interrupt(move || {
-        // Instead of the line that tells how far it is.
-        progress::Progress::new("").clear();
-        output::complain(&format!("the checkpoint of {job} goes on: see `kedge images`"));
-    });
+    let sending = Sending::default();
+    let what = format!("the checkpoint of {}", args.job);
+    progress::on_interrupt(&sending, what, "kedge images");
     let (writing, mut reading) = (Speed::new(), None);
     let name = args.job.to_string();
-    let asked = control::checkpoint(&jobs, &args.job, &order, until, |progress| {
+    let asked = control::checkpoint(&jobs, &args.job, &order, until, &sending, |progress| {
         tell_progress(&events, &name, &report.image, progress);
         match progress.clone() {
             Progress::Writing { done, bytes } => {

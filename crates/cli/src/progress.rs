@@ -1,9 +1,10 @@
 //! What a command that takes long is about: one line on the terminal, which is gone when it is
 //! done. Elsewhere, nothing.
 
-use crate::output::{DIM, styled};
+use crate::output::{self, DIM, styled};
 use crate::size::Size;
 use crate::time::Time;
+use kedge_supervisor::control::{Sending, Stage};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,20 @@ impl Progress {
     pub(crate) fn leave(self) {
         std::mem::forget(self);
     }
+}
+
+/// Has Ctrl-C say what becomes of `what`, which `command` shows, before it ends the command.
+pub(crate) fn on_interrupt(sending: &Sending, what: String, command: &'static str) {
+    kedge_supervisor::on_interrupt(sending, move |stage| {
+        // Instead of the line that tells how far it is.
+        Progress::new("").clear();
+        match stage {
+            Stage::NotSent => output::complain(&format!("{what} was not asked for")),
+            Stage::Sent => output::complain(&format!("{what} goes on: see `{command}`")),
+            // The command was about to say the rest itself.
+            Stage::Over => {}
+        }
+    });
 }
 
 impl Drop for Progress {

@@ -3,10 +3,10 @@
 use crate::Failure;
 use crate::events::{Event, EventsArgs};
 use crate::output;
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::size::Size;
 use clap::{Args, ValueEnum};
-use kedge_supervisor::control;
+use kedge_supervisor::control::{self, Sending};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use serde::Serialize;
 use std::time::Instant;
@@ -64,13 +64,9 @@ pub(crate) fn run(args: &SwapArgs) -> Result<(), Failure> {
     };
     let what = if out { "taking its memory off the devices" } else { "bringing its memory back" };
     let shown = Progress::new(&format!("{job}: {what}…"));
-    let named = job.clone();
-    kedge_supervisor::on_interrupt(move || {
-        // Instead of the line that tells what it is about.
-        Progress::new("").clear();
-        output::complain(&format!("the swap of {named} goes on: see `kedge ps`"));
-    });
-    let swapped = control::swap(&Jobs::open()?, &args.job, out);
+    let sending = Sending::default();
+    progress::on_interrupt(&sending, format!("the swap of {job}"), "kedge ps");
+    let swapped = control::swap(&Jobs::open()?, &args.job, out, &sending);
     drop(shown);
     if let Err(error) = &swapped {
         events.tell(&Event::Failed { error: &error.to_string() });

@@ -1,5 +1,6 @@
 //! Signals: the program's are its own; the supervisor only passes on what was sent to it.
 
+use crate::control::{Sending, Stage};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -158,9 +159,10 @@ pub(crate) fn sent_to_end() -> Option<libc::c_int> {
     }
 }
 
-/// Has Ctrl-C (SIGINT) call `say` before it ends this process, as it does. To be called while there
-/// is one thread. Where the signal is ignored, as in the background of a script, it stays so.
-pub fn on_interrupt(say: impl FnOnce() + Send + 'static) {
+/// Has Ctrl-C (SIGINT) call `say` before it ends this process, as it does, with the stage at which
+/// the order of `sending` is and stays. To be called while there is one thread. Where the signal is
+/// ignored, as in the background of a script, it stays so.
+pub fn on_interrupt(sending: &Sending, say: impl FnOnce(Stage) + Send + 'static) {
     let (mut set, mut action) = (MaybeUninit::uninit(), MaybeUninit::<libc::sigaction>::zeroed());
     // SAFETY: sigemptyset initialises the set; sigaction only tells, into a zeroed structure, which
     // is plain data.
@@ -174,12 +176,15 @@ pub fn on_interrupt(say: impl FnOnce() + Send + 'static) {
         libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
         set.assume_init()
     };
+    let sending = sending.clone();
     let wait = move || {
         let mut signal = 0;
         // SAFETY: the set is initialised, and blocked in all threads; `signal` is valid for a
         // write.
         if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
-            say();
+            // Held until the end of the process.
+            let stage = sending.hold();
+            say(*stage);
             die_of(signal);
         }
     };

@@ -2,7 +2,7 @@
 //! nobody asks for. They are asked for on the job's own control socket, because in a restarted job
 //! another process takes them.
 
-use crate::control::{self, Order, Progress, TakeError, Until};
+use crate::control::{self, Order, Progress, Sending, TakeError, Until};
 use crate::jobs::{self, Next};
 use crate::missed::Missed;
 use crate::pace::Pace;
@@ -176,7 +176,7 @@ pub(crate) fn take_one(
     mut tell: impl FnMut(&Progress),
 ) -> Result<(), TakeError> {
     loop {
-        match control::take(control, order, until, &mut tell) {
+        match control::take(control, order, until, &Sending::default(), &mut tell) {
             Err(TakeError::Failed { busy: true, .. })
                 if deadline.is_none_or(|at| Instant::now() < at) =>
             {

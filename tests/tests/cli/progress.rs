@@ -1,14 +1,15 @@
 //! What commands that take long tell people, and what they leave to scripts.
 use kedge_tests::back::wait_for;
-use kedge_tests::job::send;
+use kedge_tests::job::{self, family, send};
 use kedge_tests::world::{World, failure};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
 /// A job of no devices that runs.
 struct Running {
@@ -25,7 +26,10 @@ impl Running {
         let null = || (Stdio::null(), Stdio::null());
         let child = command.stdin(null().0).stdout(null().0).stderr(null().1);
         let child = child.spawn().expect("kedge");
-        wait_for("the job runs", || world.job("j").join("control").exists());
+        // The socket is there before anybody listens, and that before the program is.
+        wait_for("the job answers", || UnixStream::connect(world.job("j").join("control")).is_ok());
+        let program = || family(child.id()).into_iter().any(|pid| job::name(pid) == "sleep");
+        wait_for("the job runs", program);
         Running { world, child }
     }
 
@@ -41,10 +45,18 @@ impl Running {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
+
+    /// A command about it, with what it says in pipes.
+    fn asked(&self, arguments: &[&str]) -> Child {
+        let mut command = self.world.kedge(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kedge")
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // A test that failed may have left it stopped.
+        send("CONT", &[self.child.id()]);
         let _ = self.world.output(&["kill", "j"]);
         let _ = self.child.wait();
     }
@@ -132,9 +144,8 @@ fn ctrl_c_says_what_goes_on() {
     let supervisor = job.child.id();
     // Stopped, it takes its time.
     send("STOP", &[supervisor]);
-    let mut command = job.world.kedge(&["checkpoint", "j"]);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kedge");
-    thread::sleep(Duration::from_millis(500));
+    let child = job.asked(&["checkpoint", "j"]);
+    wait_for("the order is sent", || reads_a_socket(child.id()));
     send("INT", &[child.id()]);
     let output = child.wait_with_output().expect("ended");
     send("CONT", &[supervisor]);
@@ -144,4 +155,65 @@ fn ctrl_c_says_what_goes_on() {
     let image = job.world.0.join("images/j-0001").display().to_string();
     let is_good = || job.world.output(&["verify", &image]).status.success();
     wait_for("the checkpoint goes on", is_good);
+}
+
+#[test]
+fn ctrl_c_says_what_was_not_asked_for() {
+    let job = Running::new("prearly");
+    let supervisor = job.child.id();
+    send("STOP", &[supervisor]);
+    let control = job.world.job("j").join("control");
+    fill(&control);
+    for (arguments, what) in [
+        (&["checkpoint", "j"][..], "the checkpoint of j"),
+        (&["swap", "out", "j"], "the swap of j"),
+    ] {
+        let child = job.asked(arguments);
+        wait_for("interrupts are heeded", || has_thread(child.id(), "interrupt"));
+        send("INT", &[child.id()]);
+        let output = child.wait_with_output().expect("ended");
+        assert_eq!(output.status.signal(), Some(2), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, format!("kedge: {what} was not asked for\n"));
+    }
+    send("CONT", &[supervisor]);
+    // It takes no more than some connections at a time, until those that wait have gone.
+    let mut output = job.world.output(&["checkpoint", "j"]);
+    wait_for("it answers again", || {
+        let taken = output.status.success();
+        if !taken {
+            output = job.world.output(&["checkpoint", "j"]);
+        }
+        taken
+    });
+    // Nobody had asked before.
+    let image = job.world.0.join("images/j-0001").display().to_string();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{image}\n"));
+}
+
+/// Whether the first thread of a process waits for what a socket brings: recvfrom(2) is call 45 of
+/// x86-64, and a job is asked by no other means.
+fn reads_a_socket(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with("45 "))
+}
+
+fn has_thread(pid: u32, name: &str) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut names = threads.filter_map(|it| fs::read_to_string(it.path().join("comm")).ok());
+    names.any(|it| it.trim_end() == name)
+}
+
+/// Has as many connections wait at a socket as may: whoever connects next waits to do so.
+fn fill(path: &Path) {
+    let address = SocketAddrUnix::new(path).expect("a short path");
+    loop {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        // It keeps its place in the queue when it is closed.
+        match connect(socket.expect("a socket"), &address) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return,
+            Err(error) => panic!("{}: {error}", path.display()),
+        }
+    }
 }

@@ -13,7 +13,7 @@ use kedge_control::gpu::DEFAULT_PORT;
 use kedge_control::job::Moved;
 use kedge_image::{ImageError, MANIFEST, Manifest};
 use kedge_remote::{JobLine, JobLineError, ToTaker, draw_session_key};
-use kedge_supervisor::control::{self, Content, DepartAskError, Order, Progress, Until};
+use kedge_supervisor::control::{self, Content, DepartAskError, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::Jobs;
 use kedge_supervisor::{Departure, hold_move};
 use serde::Serialize;
@@ -154,11 +154,19 @@ impl Going<'_> {
             let content = if round == 1 { Content::All } else { Content::Changes };
             let order = Order { ahead: true, ..self.order(content) };
             let mut image = None;
-            control::checkpoint(self.jobs, &self.args.job, &order, Until::Durable, |progress| {
-                if let Progress::Durable { image: durable, .. } = progress {
-                    image = Some(durable.clone());
-                }
-            })?;
+            let sending = Sending::default();
+            control::checkpoint(
+                self.jobs,
+                &self.args.job,
+                &order,
+                Until::Durable,
+                &sending,
+                |progress| {
+                    if let Progress::Durable { image: durable, .. } = progress {
+                        image = Some(durable.clone());
+                    }
+                },
+            )?;
             let image = image.ok_or_else(|| Failure::new("the job has made no image"))?;
             self.add(&image).map_err(Failure::new)?;
             let crosses = Instant::now();

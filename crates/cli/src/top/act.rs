@@ -4,7 +4,7 @@ use super::view::{Deed, Note, Target};
 use crate::kill;
 use crate::progress::Speed;
 use crate::size::Size;
-use kedge_supervisor::control::{self, Kill, Order, Progress, Until};
+use kedge_supervisor::control::{self, Kill, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use std::collections::BTreeSet;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -106,11 +106,10 @@ fn carry_out(
     let name = &target.name;
     let done = match deed {
         Deed::Checkpoint => return checkpoint(jobs, name, say),
-        Deed::SwapOut => control::swap(jobs, name, true)
+        Deed::SwapOut => control::swap(jobs, name, true, &Sending::default())
             .map(|bytes| format!("{} are off the devices", Size(bytes))),
-        Deed::SwapIn => {
-            control::swap(jobs, name, false).map(|_| "is on its devices again".to_owned())
-        }
+        Deed::SwapIn => control::swap(jobs, name, false, &Sending::default())
+            .map(|_| "is on its devices again".to_owned()),
         Deed::End => {
             let end = Kill::End { grace_ms: kill::GRACE.as_millis() as u64 };
             control::kill(jobs, name, end).map(|()| "has ended".to_owned())
@@ -124,18 +123,24 @@ fn checkpoint(jobs: &Jobs, name: &JobName, mut say: impl FnMut(String)) -> Resul
     let order = Order { ahead: true, tell: true, ..Order::default() };
     let (speed, mut stall, mut done) = (Speed::new(), 0.0, None);
     let taken =
-        control::checkpoint(jobs, name, &order, Until::Durable, |progress| match progress {
-            Progress::Writing { done, bytes } => {
-                say(format!("{name}: writing {}…", speed.of(*done, *bytes)));
-            }
-            Progress::Captured { stall_seconds, .. } => {
-                stall = *stall_seconds;
-                say(format!("{name}: captured, stood still for {:.0} ms; writing…", stall * 1e3));
-            }
-            Progress::Verifying { .. } => {}
-            Progress::Durable { image, bytes, seconds, .. } => {
-                let image = image.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                done = Some((image, *bytes, *seconds));
+        control::checkpoint(jobs, name, &order, Until::Durable, &Sending::default(), |progress| {
+            match progress {
+                Progress::Writing { done, bytes } => {
+                    say(format!("{name}: writing {}…", speed.of(*done, *bytes)));
+                }
+                Progress::Captured { stall_seconds, .. } => {
+                    stall = *stall_seconds;
+                    say(format!(
+                        "{name}: captured, stood still for {:.0} ms; writing…",
+                        stall * 1e3
+                    ));
+                }
+                Progress::Verifying { .. } => {}
+                Progress::Durable { image, bytes, seconds, .. } => {
+                    let image =
+                        image.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    done = Some((image, *bytes, *seconds));
+                }
             }
         });
     taken.map_err(|error| error.to_string())?;

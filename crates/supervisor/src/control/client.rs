@@ -1,5 +1,6 @@
 //! The asking side.
 
+use super::Sending;
 use crate::jobs::{JobError, JobName, Jobs, Meta, State};
 use crate::left;
 use crate::mover::Supervisor;
@@ -48,19 +49,33 @@ pub enum AskError {
     Refused(String),
 }
 
-/// Checkpoints the running job `name`, and tells how far that is.
+/// Checkpoints the running job `name`, and tells how far that is; `sending` has it too.
 pub fn checkpoint(
     jobs: &Jobs,
     name: &JobName,
     order: &Order,
     until: Until,
+    sending: &Sending,
+    tell: impl FnMut(&Progress),
+) -> Result<(), AskError> {
+    let taken = take_of(jobs, name, order, until, sending, tell);
+    sending.over();
+    taken
+}
+
+fn take_of(
+    jobs: &Jobs,
+    name: &JobName,
+    order: &Order,
+    until: Until,
+    sending: &Sending,
     tell: impl FnMut(&Progress),
 ) -> Result<(), AskError> {
     let parts = jobs.running_parts(name);
     // Any part conducts for all, unless a job of just that name runs.
     let name = parts.first().filter(|_| !runs(jobs, name)).unwrap_or(name);
     let control = reach(jobs, name)?;
-    take(&control, order, until, tell).map_err(|error| match error {
+    take(&control, order, until, sending, tell).map_err(|error| match error {
         TakeError::Silent(source) => AskError::Silent { job: name.clone(), source },
         TakeError::Failed { message, .. } => AskError::Failed(message),
     })
@@ -119,10 +134,16 @@ fn kill_left(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
 }
 
 /// Takes the memory of the job `name` off its devices, or brings it back: how many bytes are off
-/// them now.
-pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
+/// them now. `sending` has how far the order is.
+pub fn swap(jobs: &Jobs, name: &JobName, out: bool, sending: &Sending) -> Result<u64, AskError> {
+    let swapped = swap_of(jobs, name, out, sending);
+    sending.over();
+    swapped
+}
+
+fn swap_of(jobs: &Jobs, name: &JobName, out: bool, sending: &Sending) -> Result<u64, AskError> {
     let control = reach(jobs, name)?;
-    match ask(&control, Ask::Swap { out }).and_then(|stream| receive(&stream)) {
+    match order(&control, Ask::Swap { out }, sending).and_then(|stream| receive(&stream)) {
         Ok(Reply::Swapped { bytes }) => Ok(bytes),
         Ok(Reply::Failed { message, .. }) => Err(AskError::Failed(message)),
         Ok(_) => {
@@ -315,11 +336,12 @@ pub(crate) enum TakeError {
 /// Asks on the socket `control` for a checkpoint.
 pub(crate) fn take(
     control: &Path,
-    order: &Order,
+    wanted: &Order,
     until: Until,
+    sending: &Sending,
     mut tell: impl FnMut(&Progress),
 ) -> Result<(), TakeError> {
-    let stream = ask(control, Ask::Checkpoint(order.clone()))?;
+    let stream = order(control, Ask::Checkpoint(wanted.clone()), sending)?;
     loop {
         match receive(&stream)? {
             Reply::Progress(progress) => {
@@ -362,6 +384,13 @@ pub(crate) fn settle(control: &Path, deadline: Option<Instant>) {
 fn ask(control: &Path, ask: Ask) -> io::Result<UnixStream> {
     let stream = kedge_socket::address::connect(control)?;
     put(&stream, ask)?;
+    Ok(stream)
+}
+
+/// As [`ask`], and has `sending` tell that it was sent.
+fn order(control: &Path, ask: Ask, sending: &Sending) -> io::Result<UnixStream> {
+    let stream = kedge_socket::address::connect(control)?;
+    sending.send(|| put(&stream, ask))?;
     Ok(stream)
 }
 

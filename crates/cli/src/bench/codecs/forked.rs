@@ -3,7 +3,7 @@
 
 use super::data::{self, Data};
 use crate::output;
-use kedge_supervisor::control::{self, Order, Progress, Until};
+use kedge_supervisor::control::{self, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use kedge_supervisor::kedge_again;
 use std::fs;
@@ -61,7 +61,9 @@ impl Holder {
             }
             Progress::Writing { .. } | Progress::Verifying { .. } => {}
         };
-        let asked = control::checkpoint(&self.jobs, &self.name, &order, Until::Durable, tell);
+        let sending = Sending::default();
+        let asked =
+            control::checkpoint(&self.jobs, &self.name, &order, Until::Durable, &sending, tell);
         asked.map_err(|error| error.to_string())?;
         if let Some(image) = made {
             let _ = fs::remove_dir_all(image);
