@@ -15,6 +15,7 @@ pub mod job;
 mod moved;
 pub mod mpi;
 pub mod network;
+pub mod offload;
 pub mod place;
 pub mod random;
 pub mod relay;

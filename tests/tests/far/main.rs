@@ -6,6 +6,7 @@ mod far_checkpoint;
 mod far_keys;
 mod far_migrate;
 mod keys;
+mod offload;
 mod places;
 mod places_checkpoint;
 mod serve;

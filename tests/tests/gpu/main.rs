@@ -8,6 +8,7 @@ mod hold;
 mod incremental;
 mod managed;
 mod neighbours;
+mod offload;
 mod paging;
 mod portable;
 mod recover;

@@ -132,23 +132,88 @@ impl BlockState {
 #[derive(Default)]
 pub(crate) struct Bytes {
     lines: Vec<Line>,
+    /// What there is more of is a mapping of its own.
+    mapping: Option<Mapping>,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C, align(128))]
 struct Line([u8; 128]);
 
+/// From so many bytes on, memory is mapped: threads' stacks have room for the deepest calls, and of
+/// most of it nothing is touched.
+const MAPPED: usize = 1 << 20;
+
 impl Bytes {
     pub(super) fn reserve(&mut self, bytes: usize) {
-        let lines = bytes.div_ceil(size_of::<Line>());
-        if self.lines.len() < lines {
-            // A fresh vector of zeros takes untouched pages from the system.
-            self.lines = Vec::new();
-            self.lines = vec![Line([0; 128]); lines];
+        if bytes <= self.len() {
+            return;
+        }
+        *self = Bytes::default();
+        if bytes >= MAPPED {
+            self.mapping = Mapping::new(bytes);
+        }
+        if self.mapping.is_none() {
+            self.lines = vec![Line([0; 128]); bytes.div_ceil(size_of::<Line>())];
         }
     }
 
+    fn len(&self) -> usize {
+        let lines = self.lines.len() * size_of::<Line>();
+        self.mapping.as_ref().map_or(lines, |mapping| mapping.bytes)
+    }
+
     pub(super) fn pointer(&mut self) -> *mut u8 {
-        self.lines.as_mut_ptr().cast()
+        let lines = self.lines.as_mut_ptr().cast();
+        self.mapping.as_ref().map_or(lines, |mapping| mapping.addr)
+    }
+}
+
+/// Zeroed memory whose pages appear as they are touched.
+struct Mapping {
+    addr: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is this value's alone, as a vector's memory is the vector's.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// `None` where the system gives none.
+    fn new(bytes: usize) -> Option<Mapping> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, at an address that the kernel picks, changes no other memory.
+        let addr = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        (addr != libc::MAP_FAILED).then(|| Mapping { addr: addr.cast(), bytes })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `addr` and `bytes` are a mapping that `new` has made, and nothing else uses it:
+        // who has its pointer is set up anew before it runs (`Bytes::reserve`), or gone.
+        unsafe { libc::munmap(self.addr.cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_zero_and_grows() {
+        let mut bytes = Bytes::default();
+        for size in [1, 100, 4096, MAPPED, 3 * MAPPED + 5, 200] {
+            let before = bytes.len();
+            bytes.reserve(size);
+            let grown = bytes.len() > before;
+            assert!(bytes.len() >= size && bytes.pointer().addr().is_multiple_of(128), "{size}");
+            // SAFETY: `reserve` gave that many bytes, and nothing else has them.
+            let all = unsafe { std::slice::from_raw_parts_mut(bytes.pointer(), size) };
+            assert!(!grown || all.iter().all(|byte| *byte == 0), "{size}");
+            all.fill(7);
+        }
+        assert!(bytes.len() > 3 * MAPPED, "less is what there is");
     }
 }

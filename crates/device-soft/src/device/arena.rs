@@ -352,7 +352,7 @@ impl Memory {
             lock(&self.outside).take(bytes, align)?
         };
         *used += bytes;
-        self.spans.insert(addr, bytes);
+        self.spans.insert(addr, self.reach(addr, bytes));
         Ok(Placed { addr, size: bytes, device: Some(device) })
     }
 
@@ -360,7 +360,7 @@ impl Memory {
     pub(super) fn place_managed(&self, size: u64, align: u64) -> Result<Placed, CuError> {
         let bytes = size.max(1);
         let addr = lock(&self.managed).take(bytes, align).ok_or(CuError::OUT_OF_MEMORY)?;
-        self.spans.insert(addr, bytes);
+        self.spans.insert(addr, self.reach(addr, bytes));
         Ok(Placed { addr, size: bytes, device: None })
     }
 
@@ -393,8 +393,16 @@ impl Memory {
             }
             None => return Err(CuError::INVALID_VALUE),
         }
-        self.spans.insert(addr, size);
+        self.spans.insert(addr, self.reach(addr, size));
         Ok(Placed { addr, size, device })
+    }
+
+    /// Bytes that kernels can access of what the device has placed: to its end where the program is
+    /// checked, else in whole units, for libraries read strings by words. What lies where another
+    /// kind of device had it may have a neighbour there.
+    fn reach(&self, addr: u64, size: u64) -> u64 {
+        let exact = self.checker.is_some() || is_outside(addr);
+        if exact { size } else { accessible(addr, size) }
     }
 
     /// Gives all pages of the devices' private memory back to the system: all of it reads as zero.
@@ -411,7 +419,7 @@ impl Memory {
 
     /// Takes back what `place` or `place_managed` gave.
     pub(super) fn unplace(&self, placed: Placed) {
-        self.spans.remove(placed.addr, placed.size);
+        self.spans.remove(placed.addr, self.reach(placed.addr, placed.size));
         if is_outside(placed.addr) {
             clear(placed.addr, placed.addr + placed.size);
             lock(&self.outside).give_back(placed.addr, placed.size);

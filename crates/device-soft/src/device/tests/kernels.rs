@@ -188,6 +188,33 @@ fn the_client_numbers_kernels_one_after_the_other() {
     assert_eq!(unknown, Err(CuError::INVALID_HANDLE));
 }
 
+/// Reads the 8 bytes at 16 of a variable of 18, as libraries do that read strings by words, and
+/// then those `far` further.
+const STRING: &str = "
+.visible .global .align 8 .u8 text[18] = {1};
+.visible .entry words(.param .u64 far)
+{
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [far];
+    mov.u64 %rd2, text;
+    ld.global.u64 %rd3, [%rd2+16];
+    add.u64 %rd2, %rd2, %rd1;
+    ld.global.u64 %rd3, [%rd2+16];
+    ret;
+}
+";
+
+#[test]
+fn variables_are_read_in_whole_units() {
+    for (far, expected) in [(8u64, Ok(())), (16, Err(CuError::ILLEGAL_ADDRESS))] {
+        let f = Fixture::new();
+        let info = load(&f, &[STRING]);
+        f.submit(A, launch(&info, "words", 1, 1, far.to_le_bytes().to_vec()));
+        assert_eq!(f.sync(A), expected, "{far}");
+        f.backend.unload_module(MODULE).unwrap();
+    }
+}
+
 #[test]
 fn a_kernel_s_fault_names_the_place_and_sticks() {
     let f = Fixture::new();
