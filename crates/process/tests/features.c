@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -513,6 +514,58 @@ static void ended_pidfds(void) {
     SAME(errno, ESRCH);
 }
 
+// Sends a message and the descriptor, if there is one, which it closes.
+static void hand(int by, const char *text, int fd) {
+    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control = {
+        .header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    struct iovec part = {(void *)text, strlen(text)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = fd < 0 ? 0 : control.room,
+                             .msg_controllen = fd < 0 ? 0 : sizeof control.room};
+    SAME(sendmsg(by, &message, 0), strlen(text));
+    if (fd >= 0) REQUIRE(close(fd) == 0);
+}
+
+// Receives this message; the descriptor that came with it, or -1.
+static int take(int by, const char *text) {
+    char found[16] = "";
+    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
+    struct iovec part = {found, strlen(text)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+    SAME(recvmsg(by, &message, 0), strlen(text));
+    REQUIRE(strcmp(found, text) == 0);
+    int fd = -1;
+    if (CMSG_FIRSTHDR(&message)) memcpy(&fd, CMSG_DATA(&control.header), sizeof fd);
+    return fd;
+}
+
+// Pipes that no process holds, some at each moment, each with its number in it.
+static void under_way(void) {
+    enum { WAITING = 4 };
+    static const int kinds[] = {SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM};
+    static int ends[3][2], sent;
+    for (int i = 0; i < 3 && !begun; i++) REQUIRE(socketpair(AF_UNIX, kinds[i], 0, ends[i]) == 0);
+    do {
+        sent++;
+        for (int i = 0; i < 3; i++) {
+            int both[2];
+            REQUIRE(pipe(both) == 0 && write(both[1], &sent, sizeof sent) == sizeof sent);
+            hand(ends[i][0], "plain", -1);
+            hand(ends[i][0], "reader", both[0]);
+            hand(ends[i][0], "writer", both[1]);
+        }
+    } while (sent < WAITING);
+    for (int i = 0; i < 3; i++) {
+        SAME(take(ends[i][1], "plain"), -1);
+        int reader = take(ends[i][1], "reader"), writer = take(ends[i][1], "writer"), number;
+        REQUIRE(reader >= 0 && writer >= 0 && close(writer) == 0);
+        REQUIRE(read(reader, &number, sizeof number) == sizeof number);
+        SAME(number, sent - WAITING + 1);
+        // Nobody else holds the other end.
+        REQUIRE(read(reader, &number, 1) == 0 && close(reader) == 0);
+    }
+}
+
 static const struct { const char *name; void (*look)(void); } FEATURES[] = {
     {"attributes", attributes}, {"dumpable", dumpable}, {"undumpable", undumpable}, {"sessions", sessions},
     {"ended_leader", ended_leader}, {"subreaper", subreaper}, {"terminal_owner", terminal_owner}, {"stopped", stopped}, {"trap", trap},
@@ -521,6 +574,7 @@ static const struct { const char *name; void (*look)(void); } FEATURES[] = {
     {"advice_on_shared", advice_on_shared},
     {"droppable", droppable}, {"private_views", private_views}, {"program_in_memory", program_in_memory},
     {"lock_owner", lock_owner}, {"other_name", other_name}, {"ended_pidfds", ended_pidfds},
+    {"under_way", under_way},
 };
 
 int main(int argc, char **argv) {

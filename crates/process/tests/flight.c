@@ -197,6 +197,48 @@ static void check_messages(void) {
     }
 }
 
+/* Pipes that no process holds: both ends are under way, a number is in each. */
+enum { PASSED = 20 };
+static int carriers[2][2];
+
+static void descriptors(void) {
+    for (int kind = 0; kind < 2; kind++) {
+        EXPECT(socketpair(AF_UNIX, kind ? SOCK_DGRAM : SOCK_STREAM, 0, carriers[kind]) == 0);
+        for (int i = 0; i < (kind ? 5 : PASSED); i++) {
+            int ends[2];
+            EXPECT(pipe(ends) == 0 && write(ends[1], &i, sizeof i) == sizeof i);
+            char control[CMSG_SPACE(sizeof ends)] = {0};
+            struct iovec data = {"pipe", 4};
+            struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            *header = (struct cmsghdr){CMSG_LEN(sizeof ends), SOL_SOCKET, SCM_RIGHTS};
+            memcpy(CMSG_DATA(header), ends, sizeof ends);
+            EXPECT(write(carriers[kind][0], "text", 4) == 4);
+            EXPECT(sendmsg(carriers[kind][0], &message, 0) == 4);
+            EXPECT(close(ends[0]) == 0 && close(ends[1]) == 0);
+        }
+    }
+}
+
+static void check_descriptors(void) {
+    for (int kind = 0; kind < 2; kind++)
+        for (int i = 0; i < (kind ? 5 : PASSED); i++) {
+            int ends[2], number;
+            char text[4], control[CMSG_SPACE(sizeof ends)];
+            struct iovec data = {text, 4};
+            struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+            EXPECT(recvmsg(carriers[kind][1], &message, 0) == 4 && memcmp(text, "text", 4) == 0);
+            EXPECT(message.msg_controllen == 0);
+            message.msg_controllen = sizeof control;
+            EXPECT(recvmsg(carriers[kind][1], &message, 0) == 4 && memcmp(text, "pipe", 4) == 0);
+            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            EXPECT(header && header->cmsg_len == CMSG_LEN(sizeof ends));
+            memcpy(ends, CMSG_DATA(header), sizeof ends);
+            EXPECT(close(ends[1]) == 0 && read(ends[0], &number, sizeof number) == sizeof number);
+            EXPECT(number == i && read(ends[0], &number, 1) == 0 && close(ends[0]) == 0);
+        }
+}
+
 int main(void) {
     const int given[] = {0, 4096, 20000, 200000};
     for (int i = 0; i < 4; i++)
@@ -213,6 +255,7 @@ int main(void) {
     fill(ends[1], ends[0], 0, ALL);
     terminal();
     messages();
+    descriptors();
     printf("ready\n");
     fflush(stdout);
     while (access("go", F_OK) != 0)
@@ -230,6 +273,7 @@ int main(void) {
         pthread_join(threads[i], NULL);
     check_terminal();
     check_messages();
+    check_descriptors();
     printf("well\n");
     return 0;
 }

@@ -97,6 +97,17 @@ fn a_program_without_its_first_thread_comes_back() {
 }
 
 #[test]
+fn descriptors_under_way_come_back() {
+    if !tells_writes() {
+        return;
+    }
+    let _alone = alone();
+    let folder = Folder::new("changes-under-way");
+    let program = build(&folder, "features.c", &["-pthread"]);
+    survives(&folder, &[program.to_str().unwrap(), "under_way"], 300, 4);
+}
+
+#[test]
 fn a_tree_of_processes_comes_back() {
     if !tells_writes() {
         return;

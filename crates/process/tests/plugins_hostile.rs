@@ -9,7 +9,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-const SCENARIOS: [(&str, &str); 14] = [
+const SCENARIOS: [(&str, &str); 16] = [
     ("plugins_files.c", "offsets"),
     ("plugins_files.c", "unlinked"),
     ("plugins_files.c", "pipes"),
@@ -24,6 +24,8 @@ const SCENARIOS: [(&str, &str); 14] = [
     ("plugins_sockets.c", "pairs"),
     ("plugins_sockets.c", "server"),
     ("plugins_inet.c", "four"),
+    ("plugins_under_way.c", "kinds"),
+    ("plugins_under_way.c", "nested"),
 ];
 
 struct Sample {

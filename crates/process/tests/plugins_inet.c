@@ -2,6 +2,8 @@
 #include "plugins_child.h"
 #include <arpa/inet.h>
 #include <linux/filter.h>
+#include <linux/icmp.h>
+#include <linux/icmpv6.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
@@ -449,7 +451,93 @@ static void check_unaccepted(int role) {
     expect_text(12, "unheard");
 }
 
+/* Sends an echo request to this host, and receives the answer to it. */
+static void echo(int fd, int raw, int sequence) {
+    struct icmphdr request = {.type = ICMP_ECHO, .un.echo = {htons(7), htons(sequence)}};
+    uint32_t sum = ICMP_ECHO + htons(7) + htons(sequence);
+    request.checksum = ~(uint16_t)(sum + (sum >> 16));
+    EXPECT(send(fd, &request, sizeof request, 0) == sizeof request);
+    char packet[256];
+    struct icmphdr *answer = (void *)(packet + (raw ? 20 : 0));
+    do {
+        EXPECT(recv(fd, packet, sizeof packet, 0) >= (raw ? 28 : 8));
+    } while (answer->type != ICMP_ECHOREPLY || answer->un.echo.sequence != htons(sequence));
+}
+
+static struct sockaddr_in loopback(int last) {
+    return (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + last)};
+}
+
+static void make_raw(void) {
+    struct sockaddr_in own = loopback(4), other = loopback(5);
+    struct icmp_filter requests = {1 << ICMP_ECHO};
+    struct icmp6_filter none = {{~0u, ~0u, ~0u, 0x7fffffff, ~0u, ~0u, ~0u, ~0u}};
+    put(socket(AF_INET, SOCK_RAW, IPPROTO_ICMP), 10);
+    EXPECT(setsockopt(10, SOL_RAW, ICMP_FILTER, &requests, sizeof requests) == 0);
+    EXPECT(bind(10, (void *)&own, sizeof own) == 0);
+    EXPECT(connect(10, (void *)&other, sizeof other) == 0);
+    int on = 1, ttl = 33;
+    put(socket(AF_INET, SOCK_RAW, 253), 11);
+    EXPECT(setsockopt(11, IPPROTO_IP, IP_HDRINCL, &on, sizeof on) == 0);
+    EXPECT(setsockopt(11, IPPROTO_IP, IP_TTL, &ttl, sizeof ttl) == 0);
+    put(socket(AF_INET6, SOCK_RAW, IPPROTO_ICMPV6), 12);
+    EXPECT(setsockopt(12, IPPROTO_ICMPV6, ICMPV6_FILTER, &none, sizeof none) == 0);
+    echo(10, 1, 1);
+}
+
+static void check_raw(int role) {
+    struct sockaddr_in own = loopback(4), other = loopback(5), found;
+    struct icmp_filter requests = {0};
+    struct icmp6_filter none;
+    socklen_t length = sizeof found;
+    EXPECT(getsockname(10, (void *)&found, &length) == 0);
+    EXPECT(found.sin_addr.s_addr == own.sin_addr.s_addr);
+    length = sizeof requests;
+    EXPECT(getsockopt(10, SOL_RAW, ICMP_FILTER, &requests, &length) == 0);
+    EXPECT(requests.data == 1 << ICMP_ECHO);
+    echo(10, 1, 2);
+    /* It hears nobody but whom it is connected to. */
+    struct icmphdr request = {.type = ICMP_ECHO, .checksum = (uint16_t)~ICMP_ECHO};
+    int by = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
+    char byte;
+    EXPECT(sendto(by, &request, sizeof request, 0, (void *)&own, sizeof own) == sizeof request);
+    EXPECT(recv(10, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    EXPECT(connect(by, (void *)&other, sizeof other) == 0);
+    EXPECT(option_of(11, IPPROTO_IP, IP_HDRINCL) == 1 && option_of(11, IPPROTO_IP, IP_TTL) == 33);
+    EXPECT(option_of(11, SOL_SOCKET, SO_PROTOCOL) == 253);
+    length = sizeof none;
+    EXPECT(getsockopt(12, IPPROTO_ICMPV6, ICMPV6_FILTER, &none, &length) == 0);
+    EXPECT(length == 32 && none.data[0] == ~0u && none.data[3] == 0x7fffffff);
+}
+
+static void make_ping(void) {
+    struct sockaddr_in own = loopback(0), other = loopback(5);
+    own.sin_port = htons(4711);
+    put(socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP), 10);
+    EXPECT(bind(10, (void *)&own, sizeof own) == 0);
+    EXPECT(connect(10, (void *)&other, sizeof other) == 0);
+    echo(10, 0, 1);
+}
+
+static void check_ping(int role) {
+    struct sockaddr_in found;
+    socklen_t length = sizeof found;
+    EXPECT(getsockname(10, (void *)&found, &length) == 0);
+    EXPECT(found.sin_addr.s_addr == htonl(INADDR_LOOPBACK) && found.sin_port == htons(4711));
+    echo(10, 0, 2);
+}
+
+static void make_waiting(void) {
+    make_raw();
+    int by = socket(AF_INET, SOCK_RAW, 253);
+    struct sockaddr_in any = loopback(0);
+    EXPECT(sendto(by, "x", 1, 0, (void *)&any, sizeof any) == 1 && close(by) == 0);
+}
+
 const struct scenario scenarios[] = {
+    {"raw", make_raw, check_raw},
+    {"ping", make_ping, check_ping},
+    {"waiting", make_waiting, check_raw},
     {"four", make_four, check_connection},
     {"six", make_six, check_connection},
     {"closed-first", make_closed_first, check_closed_first},

@@ -2,6 +2,7 @@
 
 mod plugins_support;
 
+use kedge_left_out::{left_out, needs_root};
 use kedge_process::plugins::PathMap;
 use plugins_support::{Scenario, as_an_ordinary_user};
 
@@ -39,6 +40,51 @@ fn connections_of_a_saved_job_are_not_disturbed() {
 #[test]
 fn datagrams_come_back() {
     Scenario::round_trip(SOURCE, "udp");
+}
+
+/// Whether this is root, who alone makes raw sockets.
+fn may_be_raw() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        needs_root("raw sockets", "only root makes them");
+    }
+    root
+}
+
+#[test]
+fn raw_sockets_come_back() {
+    if may_be_raw() {
+        Scenario::round_trip(SOURCE, "raw");
+        let scenario = Scenario::start(SOURCE, "raw");
+        scenario.save();
+        scenario.goes_on();
+    }
+}
+
+#[test]
+fn packets_that_wait_in_raw_sockets_are_lost_with_a_warning() {
+    if !may_be_raw() {
+        return;
+    }
+    let mut scenario = Scenario::start(SOURCE, "waiting");
+    let saved = scenario.save();
+    scenario.kill();
+    let named = |warning: &String| {
+        warning.contains("descriptor 11 ") && warning.contains("packets that wait")
+    };
+    assert!(saved.warnings().iter().any(named), "{:?}", saved.warnings());
+    scenario.check(&saved, PathMap::default());
+}
+
+#[test]
+fn sockets_for_pings_come_back() {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ping_group_range").unwrap();
+    let range: Vec<u32> = range.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let own = rustix::process::getegid().as_raw();
+    if !(range[0]..=range[1]).contains(&own) {
+        return left_out("sockets for pings", "net.ipv4.ping_group_range does not have this group");
+    }
+    Scenario::round_trip(SOURCE, "ping");
 }
 
 #[test]

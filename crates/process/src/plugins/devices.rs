@@ -52,6 +52,10 @@ impl Plugin for Devices {
         Claim::when(device && is_stateless(file.stat.special))
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

@@ -41,8 +41,8 @@ impl Plugin for Epoll {
     fn requires(&self) -> &'static [&'static str] {
         // All that can be a member.
         &[
-            "streams", "pty", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
-            "pidfd", "inotify", "mqueue", "io_uring", "files",
+            "streams", "pty", "devices", "pipes", "unix", "inet", "raw", "eventfd", "timerfd",
+            "signalfd", "pidfd", "inotify", "mqueue", "io_uring", "files",
         ]
     }
 
@@ -53,6 +53,10 @@ impl Plugin for Epoll {
             }
             name => Claim::when(name == Some("eventpoll")),
         }
+    }
+
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
     }
 
     fn checkpoint(

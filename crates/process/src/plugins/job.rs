@@ -3,13 +3,15 @@
 use crate::maps::Mapping;
 use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{Context, PluginError};
-use crate::plugins::procfs::{FdInfo, Stat};
+use crate::plugins::procfs::{FdInfo, Seen, Stat};
+use crate::plugins::recreate::again;
 use crate::plugins::saved::new_file;
 use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, Others, sockets::Kind, streams::Stream, sys};
 use crate::track::device_name;
 use kedge_image::Manifest;
 use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::net::SocketAddrAny;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use serde::Serialize;
 use serde_json::Value;
@@ -17,6 +19,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A process of the job.
@@ -40,11 +43,36 @@ pub struct Holder {
     pub close_on_exec: bool,
 }
 
+/// Where a description is that no process of the job holds: with a message that waits in a Unix
+/// socket.
+#[derive(Debug, Clone)]
+pub(crate) struct UnderWay {
+    /// This process's own descriptor for it.
+    pub own: Arc<OwnedFd>,
+    /// Who holds the socket, or the outermost one where sockets wait in sockets.
+    pub within: Holder,
+    /// What /proc calls that socket.
+    pub socket: OsString,
+}
+
+/// A message that waits in a Unix socket, or a part of a stream.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub data: Vec<u8>,
+    pub from: Option<SocketAddrAny>,
+    /// Where the descriptions are that come with it, as [`Job::place`] has them.
+    pub passed: Vec<(i32, i32)>,
+}
+
 /// An open file description, and who holds it.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Never empty.
+    /// Empty where it is under way in a socket's queue, and nowhere else.
     pub holders: Vec<Holder>,
+    pub(crate) under_way: Option<UnderWay>,
+    /// All that waits in it, where descriptors are among it and the processes stand still: the
+    /// kernel may not show it a second time.
+    pub(crate) waiting: Option<Arc<Vec<Waiting>>>,
     /// What /proc/PID/fd/FD points to: a path, or something like `pipe:[123]`.
     pub link: OsString,
     pub stat: Stat,
@@ -58,6 +86,12 @@ pub struct Found {
 }
 
 impl Found {
+    pub(crate) fn new(holders: Vec<Holder>, seen: Seen, locks: Vec<(usize, String)>) -> Found {
+        let Seen { link, stat, info } = seen;
+        let (under_way, waiting, stream, socket) = (None, None, None, None);
+        Found { holders, under_way, waiting, link, stat, info, locks, stream, socket }
+    }
+
     /// `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
     pub fn access(&self) -> u32 {
         self.info.flags & libc::O_ACCMODE as u32
@@ -69,6 +103,11 @@ impl Found {
 
     pub fn writes(&self) -> bool {
         self.access() != libc::O_RDONLY as u32
+    }
+
+    /// Whether no process holds it: it waits in a socket to be received.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
     }
 
     pub fn is_path_only(&self) -> bool {
@@ -109,14 +148,18 @@ impl Job {
     }
 
     pub(crate) fn set_files(&mut self, files: Vec<Found>) {
-        self.files = files;
+        self.files.clear();
         self.by_descriptor.clear();
         self.by_inode.clear();
-        for (index, file) in self.files.iter().enumerate() {
-            let numbers = file.holders.iter().map(|holder| ((holder.process, holder.fd), index));
-            self.by_descriptor.extend(numbers);
-            self.by_inode.entry((file.stat.device, file.stat.inode)).or_default().push(index);
-        }
+        files.into_iter().for_each(|file| self.add(file));
+    }
+
+    pub(crate) fn add(&mut self, file: Found) {
+        let index = self.files.len();
+        let numbers = file.holders.iter().map(|holder| ((holder.process, holder.fd), index));
+        self.by_descriptor.extend(numbers);
+        self.by_inode.entry((file.stat.device, file.stat.inode)).or_default().push(index);
+        self.files.push(file);
     }
 
     /// All descriptions of the same inode, `file` among them.
@@ -125,16 +168,32 @@ impl Job {
         indices.into_iter().flatten().map(|index| &self.files[*index])
     }
 
-    /// A descriptor for `file`: process and number.
+    /// Its first holder, or that of the socket in which it waits.
+    fn first(file: &Found) -> Holder {
+        file.under_way.as_ref().map_or_else(|| file.holders[0], |under_way| under_way.within)
+    }
+
+    /// A descriptor for `file`: process and number; of one that is under way, for the socket in
+    /// which it waits.
     pub fn holder(&self, file: &Found) -> (i32, i32) {
-        let holder = file.holders[0];
+        let holder = Job::first(file);
         (self.processes[holder.process].pid, holder.fd)
     }
 
-    /// A descriptor for `file`, by the thread whose files in /proc tell of it.
+    /// A descriptor for `file`, by the thread whose files in /proc tell of it; of one that is under
+    /// way, this process's own.
     pub fn place(&self, file: &Found) -> (i32, i32) {
+        if let Some(under_way) = &file.under_way {
+            return (std::process::id() as i32, under_way.own.as_raw_fd());
+        }
         let holder = file.holders[0];
         (self.processes[holder.process].at, holder.fd)
+    }
+
+    /// The thread whose files in /proc tell of the process that holds it, or the socket in which it
+    /// waits.
+    pub(crate) fn at(&self, file: &Found) -> i32 {
+        self.processes[Job::first(file).process].at
     }
 
     /// The id that the process `pid` has for itself; `None` if it is not of the job.
@@ -144,12 +203,19 @@ impl Job {
 
     pub fn describe(&self, file: &Found) -> String {
         let (pid, fd) = self.holder(file);
-        format!("descriptor {fd} of process {pid} ({})", file.what())
+        let what = file.what();
+        match file.is_under_way() {
+            true => format!("{what}, which is under way in descriptor {fd} of process {pid},"),
+            false => format!("descriptor {fd} of process {pid} ({what})"),
+        }
     }
 
     /// A descriptor of our own for the same open file description: what is done with it (offset,
     /// flags, reading) is done to the program.
     pub fn duplicate(&self, file: &Found) -> Result<OwnedFd, PluginError> {
+        if let Some(under_way) = &file.under_way {
+            return again(&under_way.own);
+        }
         let holder = file.holders[0];
         let pidfd = &self.processes[holder.process].pidfd;
         pidfd_getfd(pidfd, holder.fd, PidfdGetfdFlags::empty())
@@ -159,6 +225,23 @@ impl Job {
     /// The index of the file that process `process` (an index) holds as `fd`.
     pub fn held(&self, process: usize, fd: i32) -> Option<usize> {
         self.by_descriptor.get(&(process, fd)).copied()
+    }
+
+    /// The index of the description at this place.
+    pub(crate) fn placed(&self, place: (i32, i32)) -> Option<usize> {
+        self.files.iter().position(|file| self.place(file) == place)
+    }
+
+    /// The index of the description that this descriptor of our own stands for.
+    pub fn known(&self, fd: &OwnedFd) -> Option<usize> {
+        let me = std::process::id() as i32;
+        let own = crate::plugins::procfs::descriptor(me, fd.as_raw_fd()).ok()??;
+        let is_it = |index: &usize| {
+            let place = self.place(&self.files[*index]);
+            matches!(sys::compare_files((me, fd.as_raw_fd()), place), Ok(Ordering::Equal))
+        };
+        let id = (own.stat.device, own.stat.inode);
+        self.by_inode.get(&id)?.iter().copied().find(is_it)
     }
 }
 
@@ -215,14 +298,7 @@ impl Capture<'_> {
 
     /// The index of the description that this descriptor of our own stands for.
     pub fn known(&self, fd: &OwnedFd) -> Option<usize> {
-        let me = std::process::id() as i32;
-        let own = crate::plugins::procfs::descriptor(me, fd.as_raw_fd()).ok()??;
-        let is_it = |index: &usize| {
-            let place = self.job.place(self.file(*index));
-            matches!(sys::compare_files((me, fd.as_raw_fd()), place), Ok(Ordering::Equal))
-        };
-        let id = (own.stat.device, own.stat.inode);
-        self.job.by_inode.get(&id)?.iter().copied().find(is_it)
+        self.job.known(fd)
     }
 
     /// Keeps some bytes, such as what is in flight in a pipe.

@@ -66,6 +66,10 @@ impl Plugin for Locks {
             for (process, line) in &file.locks {
                 let inner = job.processes[*process].inner;
                 let Some(mut lock) = parse(line, inner) else { continue };
+                // The kernel tells a process's locks to itself alone.
+                if file.is_under_way() && matches!(lock.kind, Kind::Posix(_)) {
+                    continue;
+                }
                 if lock.kind == Kind::Flock {
                     lock.owner = named(line).and_then(|pid| job.inner(pid)).unwrap_or(0);
                 }

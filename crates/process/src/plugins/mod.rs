@@ -12,6 +12,7 @@
 //!    can make ([`InjectedCall`]).
 
 mod apart;
+mod carried;
 mod changes;
 mod contents;
 mod devices;
@@ -33,6 +34,7 @@ mod pidfd;
 mod pipes;
 mod procfs;
 mod pty;
+mod raw;
 mod recreate;
 pub(crate) mod rings;
 mod saved;
@@ -99,6 +101,12 @@ pub trait Plugin: Sync + std::fmt::Debug {
     /// Whether it takes `file`, asked in the table's order while the job runs.
     fn claim(&self, file: &Found, job: &Job) -> Claim;
 
+    /// Whether it can save a description of its own that no process holds: one that waits in a
+    /// socket to be received. No process can open it again at a restart.
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        false
+    }
+
     /// The state of `mine` (indices into the job's files), while every process is stopped. Also
     /// called without any of its own, for what belongs to other plugins' descriptions (locks);
     /// then `None` says that there is nothing. One that takes no descriptions has nothing to save.
@@ -159,6 +167,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &mqueue::Queues,
         &unix::Unix,
         &inet::Inet,
+        &raw::Raw,
         &netlink::Netlink,
         &eventfd::Eventfd,
         &timerfd::Timerfd,

@@ -87,6 +87,10 @@ impl Plugin for Netlink {
         Claim::Yes
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

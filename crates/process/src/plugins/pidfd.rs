@@ -42,6 +42,11 @@ impl Plugin for Pidfd {
         Claim::when(is_one(file))
     }
 
+    fn saves_under_way(&self, file: &Found) -> bool {
+        // A process that lives is opened again by those who hold its pidfd.
+        told(file).is_none()
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

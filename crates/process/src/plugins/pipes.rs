@@ -45,6 +45,10 @@ impl Plugin for Pipes {
         Claim::when(file.stat.kind() == libc::S_IFIFO && !file.is_path_only())
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

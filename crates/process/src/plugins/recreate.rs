@@ -243,7 +243,8 @@ fn own(description: u32, common: &Common, world: &mut World) {
     }
 }
 
-fn raise_limit() {
+/// Has this process have as many descriptors as it may.
+pub(super) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     // If that is refused, what needs more will say so.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

@@ -35,6 +35,10 @@ impl Plugin for Streams {
         Claim::when(file.stream.is_some())
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,
@@ -91,7 +95,7 @@ pub(crate) fn recognise(job: &mut Job, options: &SurveyOptions) {
     for file in job.files.clone() {
         let candidates: Vec<u8> = own
             .iter()
-            .filter(|own| own.is(&file, &job.processes[file.holders[0].process].at))
+            .filter(|own| own.is(&file, job.place(&file)))
             .map(|own| own.number)
             .collect();
         let parts = if candidates.is_empty() { vec![file] } else { split(file, &candidates) };
@@ -127,7 +131,7 @@ impl Own {
 
     /// The same description; or, where no content could tell them apart, another one of the same
     /// thing.
-    fn is(&self, file: &Found, pid: &i32) -> bool {
+    fn is(&self, file: &Found, place: (i32, i32)) -> bool {
         if !self.stat.is(&file.stat) {
             return false;
         }
@@ -136,8 +140,8 @@ impl Own {
         if terminal || pipe {
             return true;
         }
-        let (me, place) = (std::process::id() as i32, file.holders[0].fd);
-        matches!(sys::compare_files((me, self.fd), (*pid, place)), Ok(Ordering::Equal))
+        let me = std::process::id() as i32;
+        matches!(sys::compare_files((me, self.fd), place), Ok(Ordering::Equal))
     }
 }
 
@@ -156,6 +160,10 @@ fn split(file: Found, candidates: &[u8]) -> Vec<Found> {
         Some(first) => Stream::Standard(*first),
         None => return vec![file],
     };
+    // One that is under way has no number.
+    if file.is_under_way() {
+        return vec![Found { stream: Some(other), ..file }];
+    }
     let stream = |holder: &Holder| {
         let same = candidates.iter().find(|number| i32::from(**number) == holder.fd);
         same.map_or(other, |number| Stream::Standard(*number))

@@ -7,7 +7,7 @@ use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
-use crate::plugins::{Claim, More, Others, Plugin, all, sockets, streams, sys};
+use crate::plugins::{Claim, More, Others, Plugin, all, carried, sockets, streams, sys};
 use crate::{proc, several};
 use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
@@ -89,8 +89,9 @@ impl<'a> Survey<'a> {
         let mut job = look(pids)?;
         (job.contents, job.limit) = (options.contents, options.limit);
         job.patience = if options.still { Duration::ZERO } else { PATIENCE };
-        streams::recognise(&mut job, options);
         sockets::recognise(&mut job);
+        carried::find(&mut job, options.still).map_err(|refusal| vec![refusal])?;
+        streams::recognise(&mut job, options);
         let plugins = all(&options.more);
         let mut claims = Vec::with_capacity(job.files.len());
         let mut refusals = Vec::new();
@@ -169,10 +170,13 @@ fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
 }
 
 fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<usize, Refusal> {
-    let (pid, fd) = job.holder(file);
-    let refusal = |remedy| Refusal { pid, fd: Some(fd), what: file.what(), remedy };
+    let refusal = |why: String| carried::refusal(job, file, &why);
     for (index, plugin) in plugins.iter().enumerate() {
         match plugin.claim(file, job) {
+            Claim::Yes if file.is_under_way() => {
+                return carried::hindrance(file, job, *plugin)
+                    .map_or(Ok(index), |why| Err(refusal(why)));
+            }
             Claim::Yes => return Ok(index),
             Claim::Refused(why) => return Err(refusal(why)),
             Claim::No => {}
@@ -304,9 +308,7 @@ fn grouped(processes: &[Process], seen: AllSeen) -> std::io::Result<Vec<Found>> 
             }
             None => {
                 same.insert(low, files.len());
-                let Seen { link, stat, info } = seen;
-                let holders = vec![holder];
-                files.push(Found { holders, link, stat, info, locks, stream: None, socket: None });
+                files.push(Found::new(vec![holder], seen, locks));
             }
         }
     }

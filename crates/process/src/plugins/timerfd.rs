@@ -49,6 +49,10 @@ impl Plugin for Timerfd {
         }
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

@@ -21,7 +21,7 @@ use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_image::{FileEntry, Manifest};
 use kedge_process::EngineError;
 use kedge_process::plugins::{
-    Blob, Capture, Claim, Found, Job, Plugin, PluginError, Process, World, unix_peer,
+    Blob, Capture, Claim, Found, Job, Plugin, PluginError, Process, Refusal, World, unix_peer,
 };
 use kedge_socket::address;
 use pages::SavedPages;
@@ -139,9 +139,11 @@ const CONNECTING: &str = "the process is just getting its devices: try again";
 /// Whether the job could not be captured because a process was just getting its devices.
 pub(crate) fn was_connecting(error: &EngineError) -> bool {
     let EngineError::Descriptors(PluginError::Survey(refusals)) = error else { return false };
-    // Until it is connected, what it is to share with its proxy is nobody's.
-    refusals.iter().all(|refusal| [CONNECTING, LOST].contains(&&*refusal.remedy))
-        && refusals.iter().any(|refusal| refusal.remedy == CONNECTING)
+    // Until it is connected, what it is to share with its proxy is nobody's; of what is under way
+    // to it, the socket is named first.
+    let is = |refusal: &Refusal, why: &str| refusal.remedy.ends_with(why);
+    refusals.iter().all(|refusal| is(refusal, CONNECTING) || is(refusal, LOST))
+        && refusals.iter().any(|refusal| is(refusal, CONNECTING))
 }
 
 /// Why a client cannot be captured whose proxy has ended.

@@ -116,6 +116,10 @@ impl Plugin for Files {
         Claim::Yes
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

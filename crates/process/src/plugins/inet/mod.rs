@@ -124,6 +124,10 @@ impl Plugin for Inet {
         }
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

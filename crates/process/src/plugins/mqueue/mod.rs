@@ -62,6 +62,10 @@ impl Plugin for Queues {
         }
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

@@ -93,6 +93,10 @@ impl Plugin for Ptys {
         }
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

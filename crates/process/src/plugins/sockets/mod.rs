@@ -56,12 +56,13 @@ pub fn unix_peer(inode: u64) -> io::Result<Option<u64>> {
 
 /// Tells each socket's kind, which /proc does not.
 pub(crate) fn recognise(job: &mut Job) {
-    let socket = |file: &Found| file.stat.kind() == libc::S_IFSOCK && !file.is_path_only();
     for index in 0..job.files.len() {
-        let file = &job.files[index];
-        if socket(file) {
-            let kind = job.duplicate(file).ok().and_then(|fd| Kind::of(&fd).ok());
-            job.files[index].socket = kind;
-        }
+        job.files[index].socket = kind(&job.files[index], job);
     }
+}
+
+/// The kind of socket that it is, if it is one.
+pub(crate) fn kind(file: &Found, job: &Job) -> Option<Kind> {
+    let socket = file.stat.kind() == libc::S_IFSOCK && !file.is_path_only();
+    socket.then(|| Kind::of(&job.duplicate(file).ok()?).ok()).flatten()
 }

@@ -255,6 +255,11 @@ fn fill(
         // The other end's shutdown has done it already, or the end is gone.
         let _ = shutdown(world.get(socket.description)?, how);
     }
+    for socket in sockets.values() {
+        let fd = world.get(socket.description)?;
+        let notes = options::apply_late(fd, &socket.options);
+        notes.into_iter().for_each(|note| world.note(note));
+    }
     // What they keep out waits already.
     for (socket, program) in sockets.values().filter_map(|one| Some((one, one.filter.as_ref()?))) {
         let fd = world.get(socket.description)?;

@@ -84,6 +84,10 @@ impl Plugin for Unix {
         }
     }
 
+    fn saves_under_way(&self, _file: &Found) -> bool {
+        true
+    }
+
     fn checkpoint(
         &self,
         capture: &mut Capture,

@@ -2,7 +2,7 @@
 
 use super::{Message, Role, Socket, name::Name, waiting};
 use crate::plugins::error::{Context, PluginError};
-use crate::plugins::job::{Capture, Found, state};
+use crate::plugins::job::{Capture, Found, Waiting, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::sockets::diagnosis::{Diagnoser, Diagnosis, ESTABLISHED, LISTENING};
 use crate::plugins::sockets::{filter, options, queue};
@@ -86,7 +86,7 @@ fn save_one(
 /// Where names without a slash in front are from.
 fn folder(capture: &Capture, index: usize) -> PathBuf {
     let job = capture.job;
-    let process = job.processes[job.files[index].holders[0].process].at;
+    let process = job.at(&job.files[index]);
     fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| PathBuf::from("/"))
 }
 
@@ -168,20 +168,27 @@ fn messages(
     file: &Found,
 ) -> Result<Vec<Message>, PluginError> {
     let what = capture.job.describe(file);
+    let outside = || {
+        PluginError::Refused(format!(
+            "a descriptor that is under way in {what} has come from outside of the job just now: \
+             try again"
+        ))
+    };
+    let mut messages = Vec::new();
+    if let Some(waiting) = &file.waiting {
+        for Waiting { data, from, passed } in waiting.iter() {
+            let placed = |place: &(i32, i32)| capture.job.placed(*place).map(|at| at as u32);
+            let passed: Option<Vec<u32>> = passed.iter().map(placed).collect();
+            let (passed, from) = (passed.ok_or_else(outside)?, from.clone().and_then(Name::of));
+            messages.push(Message { data: capture.blob(data)?, from, passed });
+        }
+        return Ok(messages);
+    }
     let pieces =
         queue::peek(&socket.fd, &mut capture.buffer).to(|| format!("read what waits in {what}"))?;
-    let mut messages = Vec::new();
     for piece in pieces {
-        let mut passed = Vec::new();
-        for fd in &piece.passed {
-            let known = capture.known(fd).ok_or_else(|| {
-                PluginError::Refused(format!(
-                    "a descriptor that is under way in {what} is held by no process of the job: try \
-                     again when it has been received"
-                ))
-            })?;
-            passed.push(known as u32);
-        }
+        let known = piece.passed.iter().map(|fd| capture.known(fd).map(|known| known as u32));
+        let passed = known.collect::<Option<Vec<u32>>>().ok_or_else(outside)?;
         let from = piece.from.and_then(Name::of);
         messages.push(Message { data: capture.blob(&piece.data)?, from, passed });
     }
