@@ -31,7 +31,10 @@ pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// How often a key is looked at again.
 const RECHECK: Duration = Duration::from_secs(1);
 /// How long a home's session before may take to end.
-const CHANGE: Duration = Duration::from_secs(5);
+const CHANGE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
+/// The same where it is the cache's own session before, which may wait for a disk: less than the
+/// cache waits for the answer.
+const OWN_CHANGE: Duration = Duration::from_secs(20);
 /// How long to wait where descriptors are used up.
 const NAP: Duration = Duration::from_millis(500);
 /// The folder of caches on this machine, which show no key. No key has such a name.
@@ -212,25 +215,63 @@ pub(super) fn lock_homes(
 }
 
 impl Partner {
-    /// Takes a home for a session. That of the same cache before, whose connection may hang, ends.
-    pub(super) fn take(&self, home: &Path, hello: &Hello) -> io::Result<File> {
+    /// Takes a home for a session, of which `stream` is the connection. That of the same cache
+    /// before, whose connection may hang, ends.
+    pub(super) fn take_seat(
+        self: &Arc<Partner>,
+        home: &Path,
+        hello: &Hello,
+        stream: &TcpStream,
+    ) -> io::Result<Listed> {
+        let stream = stream.try_clone()?;
+        let lock = self.take(home, hello)?;
+        let (home, token) = (home.to_owned(), hello.token.clone());
+        lock_homes(self).insert(home.clone(), (token.clone(), stream));
+        Ok(Listed { partner: self.clone(), home, token, _lock: lock })
+    }
+
+    fn take(&self, home: &Path, hello: &Hello) -> io::Result<File> {
         let begin = Instant::now();
         loop {
             match home::take(home, &hello.under) {
                 Ok(lock) => return Ok(lock),
-                Err(CacheError::Busy(_)) if begin.elapsed() < CHANGE => {}
-                Err(CacheError::Busy(_)) => {
-                    return Err(other("another cache, or a recovery, has its folder there"));
-                }
+                Err(CacheError::Busy(_)) => {}
                 Err(error) => return Err(other(error.to_string())),
             }
-            if let Some((token, stream)) = lock_homes(self).get(home)
-                && *token == hello.token
-            {
+            let homes = lock_homes(self);
+            let own = homes.get(home).filter(|(token, _)| *token == hello.token);
+            if let Some((_, stream)) = own {
                 // It may have ended.
                 let _ = stream.shutdown(Shutdown::Both);
             }
+            let (most, why) = match own {
+                Some(_) => (OWN_CHANGE, "its connection before has not ended there as yet"),
+                None => (CHANGE, "another cache, or a recovery, has its folder there"),
+            };
+            drop(homes);
+            if begin.elapsed() >= most {
+                return Err(other(why));
+            }
             thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A home that a session has, from before anything of it is read.
+#[derive(Debug)]
+pub(super) struct Listed {
+    partner: Arc<Partner>,
+    home: PathBuf,
+    token: String,
+    // Goes last: whoever has it is listed.
+    _lock: File,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut homes = lock_homes(&self.partner);
+        if homes.get(&self.home).is_some_and(|(token, _)| *token == self.token) {
+            homes.remove(&self.home);
         }
     }
 }

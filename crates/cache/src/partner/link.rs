@@ -41,7 +41,7 @@ const NOTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) address: PartnerAddress,
-    hello: Hello,
+    pub(super) hello: Hello,
     /// Whoever begins a session has this, and before the wire.
     pub(super) connecting: Mutex<()>,
     /// Is locked before any file's state.
@@ -69,6 +69,8 @@ pub(super) struct Notes {
     /// How many there ever were, and how many of them an answer has come after.
     pub(super) noted: u64,
     pub(super) told: u64,
+    /// The same, where a new session has not counted for an answer.
+    answered: u64,
 }
 
 /// A connection.
@@ -268,18 +270,55 @@ impl Link {
 
     /// Waits for a turn on the wire, with a moment left of the time until `until`.
     ///
-    /// A wire on which there was no turn for so long is of no use: it is ended, with whoever waits
-    /// for the partner there.
+    /// A wire on which there was no turn for so long, and no answer a moment ago, is of no use: it
+    /// is ended, with whoever waits for the partner there. Where there are answers, too many wait.
     pub(super) fn turn(&self, until: Instant) -> Option<Turn<'_, Option<Wire>>> {
-        let moment = MOMENT.min(self.answer / 4);
-        let turn = self.wire.wait_until(until.checked_sub(moment).unwrap_or(until));
+        let turn = self.wire.wait_until(until.checked_sub(self.moment()).unwrap_or(until));
         if let Some(turn) = turn.filter(|_| Instant::now() < until) {
             return Some(turn);
         }
-        if let Some(line) = lock(&self.line).take() {
+        self.end_silent();
+        None
+    }
+
+    fn moment(&self) -> Duration {
+        MOMENT.min(self.answer / 4)
+    }
+
+    /// Has all that was noted count as answered.
+    #[cfg(test)]
+    pub(super) fn answer_notes(&self) {
+        let mut notes = lock(&self.notes);
+        notes.answered = notes.noted;
+    }
+
+    /// Ends the wire if there was no answer a moment ago.
+    fn end_silent(&self) {
+        let answers = lock(&self.heard).is_some_and(|heard| heard.elapsed() < self.moment());
+        let line = if answers { None } else { lock(&self.line).take() };
+        if let Some(line) = line {
             self.late.store(true, Ordering::SeqCst);
             let _ = line.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Has the partner have answered after it was told all that was noted by now. `None` if it did
+    /// not in time.
+    ///
+    /// Whoever has a turn tells it, too: where many wait for theirs, nobody waits for one more.
+    pub(super) fn tell_noted(&self) -> Option<Result<(), String>> {
+        let noted = lock(&self.notes).noted;
+        let until = Instant::now() + self.answer;
+        while Instant::now() < until && self.is_connected() {
+            if lock(&self.notes).answered >= noted {
+                return Some(Ok(()));
+            }
+            if let Some(mut wire) = self.wire.wait_until(Instant::now() + self.moment()) {
+                let until = Instant::now() + self.answer;
+                return self.with(&mut wire, until, |wire| wire.ask(&Said::Beat));
+            }
+        }
+        self.end_silent();
         None
     }
 
@@ -328,7 +367,8 @@ impl Link {
             Ok(result) => {
                 if let Some(heard) = open.heard.filter(|_| open.heard != before) {
                     lock(&self.heard).replace(heard);
-                    lock(&self.notes).told = noted;
+                    let mut notes = lock(&self.notes);
+                    (notes.told, notes.answered) = (noted, noted);
                 }
                 Some(result)
             }

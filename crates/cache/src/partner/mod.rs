@@ -365,7 +365,7 @@ impl Engine {
                 // A later session tells all that was noted before it counts.
                 return below::touch(node);
             }
-            if let Some(Ok(())) = link.beat() {
+            if let Some(Ok(())) = link.tell_noted() {
                 return Ok(());
             }
             if untold() {

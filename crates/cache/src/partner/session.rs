@@ -2,7 +2,7 @@
 
 use super::account::{Kept, RECORD, Seat};
 use super::home::{self as place, CONTACT, TOKEN};
-use super::host::{Partner, SILENCE, Vouched, lock_homes, other};
+use super::host::{Listed, Partner, SILENCE, Vouched, other};
 use super::wire::{END, Hello, Said, VERSION};
 use crate::CacheError;
 use crate::extents::{Freed, blocks_of};
@@ -38,7 +38,6 @@ const SHORT_JOURNAL: u64 = 64 << 10;
 pub(super) struct Session {
     partner: Arc<Partner>,
     seat: Seat,
-    token: String,
     home: PathBuf,
     tier: Tier,
     contact: File,
@@ -53,7 +52,7 @@ pub(super) struct Session {
     /// it later is not all.
     failed: HashMap<u64, String>,
     last: u64,
-    _lock: Option<File>,
+    _listed: Listed,
 }
 
 /// Checks what a cache says of itself: it becomes names of folders.
@@ -88,7 +87,7 @@ impl Session {
         }
         private_folder(&of_key).and_then(|()| private_folder(&folder)).map_err(wrong)?;
         make_home(&home).map_err(wrong)?;
-        let lock = partner.take(&home, hello)?;
+        let listed = partner.take_seat(&home, hello, stream)?;
         // Before anything of it is read.
         let mut seat = Seat::take(partner, key)?;
         let (tier, replay) = Tier::open(&TierSpec::nvme(folder, 0), &hello.under).map_err(wrong)?;
@@ -111,12 +110,9 @@ impl Session {
         options.write(true).create(true).truncate(false).mode(0o600);
         let contact = options.open(home.join(CONTACT))?;
         sync_folder(&home)?;
-        let stream = stream.try_clone()?;
-        lock_homes(partner).insert(home.clone(), (hello.token.clone(), stream));
         let mut session = Session {
             partner: partner.clone(),
             seat,
-            token: hello.token.clone(),
             home,
             tier,
             contact,
@@ -126,7 +122,7 @@ impl Session {
             held: HashMap::new(),
             freed: Vec::new(),
             failed: HashMap::new(),
-            _lock: Some(lock),
+            _listed: listed,
         };
         session.begin()?;
         Ok(session)
@@ -427,14 +423,5 @@ impl Session {
         self.seat.count_journal(0);
         home::remove_one(&self.home);
         place::remove_empty(&self.home, &self.partner.spec.folder);
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let mut homes = lock_homes(&self.partner);
-        if homes.get(&self.home).is_some_and(|(token, _)| *token == self.token) {
-            homes.remove(&self.home);
-        }
     }
 }

@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::partner::link::SLOW;
+use crate::partner::wire::Hello;
 use std::io::Read;
 use std::net::TcpListener;
+use std::sync::atomic::AtomicBool;
 
 /// How long a partner of these tests may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -76,4 +78,57 @@ fn who_waits_too_long_for_another_ends_the_connection() {
     write(&engine, &handle, 0, b"b");
     fsync(&engine, &handle);
     assert_eq!((below(&scratch, "a"), status(&engine).drained), (b"a".to_vec(), 1));
+}
+
+#[test]
+fn who_waits_too_long_beside_many_leaves_the_connection() {
+    let scratch = Scratch::new("partnermany");
+    let (_partner, address) = partner(&scratch, None);
+    let engine = impatient(&scratch, &address);
+    let link = begun(&engine);
+    let handle = open(&engine, &scratch.below("a"));
+    write(&engine, &handle, 0, b"a");
+    let turn = link.wire.wait();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // As if the partner answered others, each in its turn, and was told all by them.
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                *lock(&link.heard) = Some(Instant::now());
+                link.answer_notes();
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        fsync(&engine, &handle);
+        over.store(true, Ordering::SeqCst);
+    });
+    assert_eq!((below(&scratch, "a"), status(&engine).drained), (b"a".to_vec(), 1));
+    drop(turn);
+    assert!(link.is_connected());
+    beat(&engine);
+}
+
+#[test]
+fn a_cache_waits_for_its_own_session_before_and_for_no_other() {
+    let scratch = Scratch::new("partnerown");
+    let (partner, address) = partner(&scratch, None);
+    let engine = impatient(&scratch, &address);
+    let link = begun(&engine);
+    link.lose(&mut link.wire.wait(), &io::ErrorKind::ConnectionReset.into());
+    let stream = std::net::TcpStream::connect(&address.0).expect("it listens");
+    // A session that waits for its disk ends some time after its connection.
+    let home = crate::spec::home_in(&kept(&scratch), &scratch.0.join("below"));
+    let take = |hello: &Hello| partner.take_seat(&home, hello, &stream).expect("a seat");
+    let own = take(&link.hello);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(1500));
+            drop(own);
+        });
+        reconnect(&engine);
+    });
+    link.lose(&mut link.wire.wait(), &io::ErrorKind::ConnectionReset.into());
+    let _other = take(&Hello { token: "ab".into(), ..link.hello.clone() });
+    let refused = engine.connect_partner(link).expect_err("it is another's");
+    assert!(refused.to_string().contains("another cache, or a recovery"), "{refused}");
 }
