@@ -113,6 +113,7 @@ fn open_with(spec: Spec, new: &mut Option<Arc<Device>>) -> Result<Engine, CacheE
     let failed = |error| CacheError::io("cannot write the journals of", &under, error);
     engine.rewrite_journals().map_err(failed)?;
     for tier in &engine.tiers {
+        tier.free_slots();
         tier.mark_boot().map_err(failed)?;
         tier.mark_holder().map_err(failed)?;
         let files = lock(&engine.files);

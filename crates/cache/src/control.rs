@@ -1,4 +1,5 @@
-//! What the command asks a daemon, and how it answers: a line of JSON each, over a local socket.
+//! Requests of `kedge cache` to a daemon and their answers: a line of JSON each, over a local
+//! socket.
 
 use crate::engine::{Engine, Unclaimed};
 use crate::partner::PartnerStatus;
@@ -14,38 +15,38 @@ use std::time::Duration;
 
 /// The name of the socket in the folder of the cache's memory.
 pub(crate) const SOCKET: &str = "control";
-/// The longest line.
-const MOST: u64 = 16 << 20;
+/// The longest line, in bytes.
+const MAX_LINE: u64 = 16 << 20;
 
-/// What a daemon is asked.
+/// A request to a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ask {
-    /// How it stands.
+    /// Tell the cache's state.
     Status,
-    /// To write below all that it holds, and say when that is done.
+    /// Write all dirty bytes below, and answer when that is done.
     Drain,
-    /// To drain, unmount and end.
+    /// Drain, unmount and end.
     Stop,
-    /// The same, and to leave in the tiers what cannot be drained.
+    /// Drain, unmount and end, and leave in the tiers what cannot be drained.
     Leave,
 }
 
-/// How a daemon answers.
+/// A daemon's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// How it stands.
+    /// The cache's state.
     Status(Box<Status>),
-    /// It is done.
+    /// The request is carried out.
     Done,
-    /// It has ended, and what could not be drained is left in the tiers.
+    /// The daemon has ended; the text names what is left in the tiers.
     Left(String),
-    /// It could not be done.
+    /// The request failed; the text says why.
     Failed(String),
 }
 
-/// How a tier stands.
+/// The state of a tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
     /// What it is made of.
@@ -58,59 +59,62 @@ pub struct TierStatus {
     pub used: u64,
 }
 
-/// How the device of a tier stands.
+/// The state of a device whose memory is a tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
     /// Whether the process that holds its memory has ended.
     pub gone: bool,
-    /// Bytes of the device that are free; `None` where no other program can have them.
+    /// Free bytes of the device; `None` if no other program can allocate them.
     pub free: Option<u64>,
-    /// Bytes of it that are to stay free.
+    /// Bytes of the device that the tier leaves free.
     pub keep: u64,
-    /// Bytes that programs wait for just now.
+    /// Bytes that programs are waiting for.
     pub wanted: u64,
-    /// Orders that were not answered in time.
+    /// Requests to the holder that were not answered in time.
     pub late: u64,
 }
 
-/// A file that is not below yet, for a reason.
+/// A file that cannot be drained.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stuck {
-    /// Its name, from the folder that is cached.
+    /// Its path, relative to the cached folder.
     pub path: String,
-    /// Bytes that are held.
+    /// Bytes that the tiers hold of it.
     pub bytes: u64,
-    /// Why.
+    /// Why it cannot be drained, and where the bytes are.
     pub why: String,
 }
 
-/// How a cache stands.
+/// The state of a cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The folder that is cached.
+    /// The cached folder.
     pub under: PathBuf,
-    /// The daemon.
+    /// The daemon's process id.
     pub pid: u32,
-    /// What has the data when fsync returns.
+    /// Where the data is when fsync returns.
     pub fsync: Fsync,
     /// The tiers, in the order in which they are filled.
     pub tiers: Vec<TierStatus>,
-    /// Bytes that are not below.
+    /// Dirty bytes: not yet written below.
     pub dirty: u64,
-    /// Files with such bytes.
+    /// Files with dirty bytes.
     pub files: u64,
-    /// Seconds for which the file that has such bytes for the longest has had some.
+    /// Seconds for which the file that has been dirty for longest has been so.
     #[serde(default)]
     pub oldest: Option<u64>,
-    /// Writes that wait for room.
+    /// Writes that are waiting for room in a tier.
     pub waiting: u64,
-    /// Requests of programs that wait for the file system below.
+    /// Programs' requests that are waiting for the file system below.
     pub below: u64,
-    /// What each user's files hold: user and bytes.
+    /// Each user and the bytes that their files take.
     pub users: Vec<(u32, u64)>,
-    /// Bytes that programs wrote into tiers, since the daemon started.
+    /// Bytes that programs have written into tiers since the daemon started.
     pub absorbed: u64,
-    /// Bytes that programs wrote below at once, because no tier could take them.
+    /// Of these, bytes that programs wrote under leases.
+    #[serde(default)]
+    pub leased: u64,
+    /// Bytes that programs wrote through to the file system below, as no tier could take them.
     pub through: u64,
     /// Bytes that were drained.
     pub drained: u64,
@@ -120,25 +124,25 @@ pub struct Status {
     /// Bytes that moved from a device back to host memory.
     #[serde(default)]
     pub back: u64,
-    /// How the device of a tier stands.
+    /// The device whose memory is a tier.
     #[serde(default)]
     pub device: Option<DeviceStatus>,
-    /// How the partner stands.
+    /// The partner.
     #[serde(default)]
     pub partner: Option<PartnerStatus>,
     /// Writes that had to wait for room.
     pub waited: u64,
-    /// Files that cannot be drained, or were not found again: the first of them.
+    /// The first 100 files that cannot be drained, or whose file below is gone.
     pub stuck: Vec<Stuck>,
-    /// How many there are.
+    /// How many such files there are.
     pub stuck_files: u64,
 }
 
-/// So many files are named.
+/// Most files that a status or an error names.
 pub(crate) const NAMED: usize = 100;
 
 impl Engine {
-    /// Returns how the cache stands.
+    /// Returns the state of the cache.
     pub(crate) fn status(&self) -> Status {
         let (mut files, mut stuck, mut stuck_files) = (0, Vec::new(), 0);
         let known: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
@@ -185,6 +189,7 @@ impl Engine {
             below: self.pool.len() as u64,
             users,
             absorbed: count(&self.counters.absorbed),
+            leased: count(&self.counters.leased),
             through: count(&self.counters.through),
             drained: count(&self.counters.drained),
             moved: count(&self.counters.moved),
@@ -197,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Returns what is known of data whose file is not there any more.
+    /// Describes data whose file below is gone.
     pub(crate) fn unclaimed_file(&self, Unclaimed { held, lost }: &Unclaimed) -> Stuck {
         let tiers: Vec<String> = self
             .tiers
@@ -215,11 +220,13 @@ impl Engine {
     }
 }
 
-/// A daemon that is asked how it stands has an answer sooner, or hangs.
-const PROMPT: Duration = Duration::from_secs(5);
+/// How long a daemon may take to tell its state: one that takes longer hangs.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns how each cache stands that this user has on this machine, in the order of their folders;
-/// or why that cannot be told, as of one whose daemon was killed.
+/// Returns the state of each of this user's caches on this machine, in the order of their folders.
+///
+/// # Errors
+/// Each on its own: the daemon was killed, or does not answer.
 pub fn all() -> Vec<Result<Status, CacheError>> {
     let status = |under: PathBuf| match ask(&under, Ask::Status)? {
         Answer::Status(status) => Ok(*status),
@@ -231,10 +238,10 @@ pub fn all() -> Vec<Result<Status, CacheError>> {
     home::folders().into_iter().map(status).collect()
 }
 
-/// Asks the daemon of a cache.
+/// Sends a request to the daemon of the cache at `under`, and returns its answer.
 ///
 /// # Errors
-/// If no daemon runs there, or it could not do what it was asked.
+/// No daemon runs there, or the request failed.
 pub fn ask(under: &Path, ask: Ask) -> Result<Answer, CacheError> {
     let stream = match UnixStream::connect(memory_home(under).join(SOCKET)) {
         Ok(stream) => stream,
@@ -246,11 +253,14 @@ pub fn ask(under: &Path, ask: Ask) -> Result<Answer, CacheError> {
     ask_at(stream, under, ask)
 }
 
-/// Asks a daemon that is connected.
+/// Sends a request over a connection to a daemon, and returns its answer.
+///
+/// # Errors
+/// The request failed, or the connection.
 pub(crate) fn ask_at(mut stream: UnixStream, under: &Path, ask: Ask) -> Result<Answer, CacheError> {
     let failed = |why: String| CacheError::Daemon { under: under.to_owned(), why };
     if ask == Ask::Status {
-        stream.set_read_timeout(Some(PROMPT)).map_err(|error| failed(error.to_string()))?;
+        stream.set_read_timeout(Some(STATUS_TIMEOUT)).map_err(|error| failed(error.to_string()))?;
     }
     write_line(&mut stream, &ask).map_err(|error| failed(error.to_string()))?;
     match read_line(&stream) {
@@ -260,16 +270,22 @@ pub(crate) fn ask_at(mut stream: UnixStream, under: &Path, ask: Ask) -> Result<A
     }
 }
 
-/// Writes a line of JSON.
+/// Writes `value` as a line of JSON.
+///
+/// # Errors
+/// The stream's.
 pub(crate) fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-/// Reads a line of JSON, of a bounded length.
+/// Reads a line of JSON, of at most [`MAX_LINE`] bytes.
+///
+/// # Errors
+/// The stream's, or what is wrong with the JSON.
 pub(crate) fn read_line<T: for<'a> Deserialize<'a>>(stream: &UnixStream) -> io::Result<T> {
     let mut line = String::new();
-    BufReader::new(stream.take(MOST)).read_line(&mut line)?;
+    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
 }

@@ -1,4 +1,4 @@
-//! The daemon: takes what a killed one left, mounts, answers, and ends.
+//! The daemon of a cache: takes over what a killed one left, mounts, serves, drains and ends.
 
 use crate::CacheError;
 use crate::adopt::{self, Recovered};
@@ -6,6 +6,7 @@ use crate::control::{self, Answer, Ask, SOCKET};
 use crate::engine::Engine;
 use crate::faults::Faults;
 use crate::home;
+use crate::lease;
 use crate::mount::Mount;
 use crate::moves::{self, Watched};
 use crate::nodes::Nodes;
@@ -25,49 +26,53 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// What the kernel calls the mount.
+/// The mount's type, after `fuse.`.
 const SUBTYPE: &str = "kedge";
-/// Threads that answer the kernel.
-const ANSWERING: usize = 8;
-/// Descriptors of a daemon that may have as many as it wants.
-const DESCRIPTORS: u64 = 1 << 20;
-/// How often the host's memory and long journals are looked at.
+/// Threads that answer the kernel's requests.
+const FUSE_THREADS: usize = 8;
+/// Descriptors that the daemon asks for; its limit may allow fewer.
+const MAX_DESCRIPTORS: u64 = 1 << 20;
+/// The interval at which threads look at the host's memory, leases, journals and the device.
 const TICK: Duration = Duration::from_millis(100);
-/// How long the answer to a stop may take after the unmount.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a stop waits for programs that have files open there. A program that is being started
+/// has its parent's files open for a moment.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long after an unmount a stop may take to report itself.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What of that which has no file below a recovery gives up.
+/// Which data without a file below a recovery discards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Discard {
-    /// What surely has none any more.
+    /// Data whose file surely is gone.
     Gone,
-    /// Also what cannot be found, or not be opened, or is damaged: a person has looked at it.
+    /// Also data whose file cannot be found or opened, and damaged data: a person has looked at it.
     All,
 }
 
 /// What ends a daemon.
 #[derive(Debug)]
 enum Event {
-    /// Somebody asked for it, and waits.
+    /// A person asked for it over the socket, and waits for the answer.
     Stop(UnixStream),
-    /// Somebody has unmounted.
+    /// The folder was unmounted.
     Unmounted,
-    /// The system, or a person, has it end, whoever has files open.
+    /// A signal: the daemon ends even if programs have files open.
     Signal,
 }
 
-/// Unmounts what a killed daemon has left over the folder.
+/// Unmounts what a killed daemon has left mounted over the folder.
 fn clear_dead_mount(under: &Path) -> Result<(), CacheError> {
     let dead = Some(rustix::io::Errno::NOTCONN.raw_os_error());
-    // The kernel may still know the folder itself, but not what is in it.
+    // A stat of the folder may still succeed, but reading it does not.
     while fs::read_dir(under).is_err_and(|error| error.raw_os_error() == dead) {
         unmount(under, true).map_err(|error| CacheError::io("cannot unmount", under, error))?;
     }
     Ok(())
 }
 
+/// Unmounts the folder, by fusermount3 if this user may not; `lazily` also while it is in use.
 fn unmount(under: &Path, lazily: bool) -> io::Result<()> {
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(under, flags) {
@@ -80,10 +85,27 @@ fn unmount(under: &Path, lazily: bool) -> io::Result<()> {
     }
 }
 
+/// Unmounts once no process has files open there or its working folder there; waits for
+/// [`UNMOUNT_TIMEOUT`].
+fn unmount_unused(under: &Path) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match unmount(under, false) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy
+                    && begin.elapsed() < UNMOUNT_TIMEOUT =>
+            {
+                thread::sleep(UNMOUNT_TIMEOUT / 50);
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Opens the log of a daemon that is about to start.
 ///
 /// # Errors
-/// If the folder of the cache's memory cannot be made.
+/// The folder of the cache's memory cannot be made, or the log not be opened.
 pub fn log_file(under: &Path) -> Result<File, CacheError> {
     let home = memory_home(under);
     make_home(&home)?;
@@ -93,10 +115,11 @@ pub fn log_file(under: &Path) -> Result<File, CacheError> {
     options.open(&path).map_err(|error| CacheError::io("cannot use", &path, error))
 }
 
-/// Caches a folder until it is stopped or unmounted. `ready` is called when programs may use it.
+/// Runs the daemon of a cache until it is stopped or unmounted. `ready` is called when programs may
+/// use the folder.
 ///
 /// # Errors
-/// If the folder, a tier or the mount cannot be had; or what is left in the tiers at the end.
+/// The folder, a tier or the mount cannot be used, or data is left in the tiers at the end.
 pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     spec.check()?;
     let _lock = home::take(&memory_home(&spec.under), &spec.under)?;
@@ -105,9 +128,9 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     let _locks = home::take_others(&spec)?;
     check_room(&spec)?;
     rustix::process::umask(rustix::fs::Mode::empty());
-    let most = Faults::of_environment().descriptors.unwrap_or(DESCRIPTORS);
+    let most = Faults::of_environment().descriptors.unwrap_or(MAX_DESCRIPTORS);
     let descriptors = raise_limits(most);
-    // Before there are other threads: these are for the one that waits for them.
+    // Other threads inherit the mask: only the one that waits for signals gets them.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|error| CacheError::io("cannot wait at", &spec.under, error))?;
     let disks: Vec<_> = spec.tiers.iter().map(|tier| tier.folder.clone()).collect();
@@ -119,7 +142,7 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     let engine = Arc::new(engine);
     engine.begin_partner().inspect_err(|_| {
         end_new_holder(&engine);
-        // There is nothing to recover where nothing was before.
+        // A new cache has nothing to recover.
         if is_first {
             home::remove(&engine.spec);
         }
@@ -142,9 +165,9 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
     start("answers", move || answer_all(&answering, &listener, &sender))?;
     ready();
     let asked = match events.recv().ok() {
-        // Whoever unmounted for the command tells so a moment later.
+        // The thread that unmounted for a stop reports it a moment later.
         Some(Event::Unmounted) if engine.stopping.load(Ordering::Relaxed) => {
-            events.recv_timeout(PATIENCE).ok()
+            events.recv_timeout(STOP_TIMEOUT).ok()
         }
         other => other,
     };
@@ -161,23 +184,24 @@ pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
             Err(CacheError::Left(what)) => Answer::Left(what.clone()),
             Err(error) => Answer::Failed(error.to_string()),
         };
-        // It may have gone.
+        // The command may have ended.
         let _ = control::write_line(&mut stream, &answer);
     }
     result
 }
 
-/// Ends a holder that was started just now: it has nothing, and nobody would look for it.
+/// Ends a holder of device memory that this daemon started: it holds nothing yet, and no later
+/// daemon would look for it.
 fn end_new_holder(engine: &Engine) {
     if engine.device().is_some_and(|(_, device)| device.is_new()) {
         engine.end_holder();
     }
 }
 
-/// Has the daemon have as many descriptors as it may, `most` at most, and returns how many.
+/// Raises the limit of descriptors as far as allowed, to `most` at most, and returns it.
 ///
-/// Files may be as long as those below: of the one who started it, a limit of their length would
-/// end the daemon.
+/// The limit of a file's size (RLIMIT_FSIZE) goes as well: exceeding one that the daemon inherited
+/// would kill it.
 fn raise_limits(most: u64) -> u64 {
     for (resource, wanted) in [(Resource::Fsize, None), (Resource::Nofile, Some(most))] {
         let limit = Rlimit { current: wanted, maximum: wanted };
@@ -185,13 +209,14 @@ fn raise_limits(most: u64) -> u64 {
             let maximum = rustix::process::getrlimit(resource).maximum;
             let current =
                 maximum.map_or(wanted, |maximum| Some(wanted.unwrap_or(maximum).min(maximum)));
-            // With few descriptors, writes go below at once when they are used up.
+            // When few descriptors are used up, writes go through to the file system below.
             let _ = rustix::process::setrlimit(resource, Rlimit { current, maximum });
         }
     }
     rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(most)
 }
 
+/// Starts a thread.
 fn start(
     name: &str,
     work: impl FnOnce() + Send + 'static,
@@ -200,7 +225,8 @@ fn start(
     thread.map_err(|error| CacheError::io("cannot start a thread", Path::new(name), error))
 }
 
-/// Waits for signals: the first has the daemon end well, the second at once.
+/// Starts a thread that waits for signals: at the first the daemon drains and ends, at the second
+/// it exits at once.
 fn start_waiting(
     engine: &Arc<Engine>,
     signals: SigSet,
@@ -210,7 +236,7 @@ fn start_waiting(
     start("signals", move || {
         let mut asked = false;
         while let Ok(signal) = signals.wait() {
-            // A terminal that is closed is none of its business.
+            // The daemon outlives the terminal it was started from.
             if signal == Signal::SIGHUP {
                 continue;
             }
@@ -225,8 +251,8 @@ fn start_waiting(
     Ok(())
 }
 
-/// Has the kernel forget files that nobody uses, where it knows so many that descriptors become
-/// few.
+/// Starts a thread that has the kernel forget unused files once it knows so many that descriptors
+/// become scarce.
 fn start_forgetting(
     engine: &Arc<Engine>,
     nodes: Arc<Nodes>,
@@ -240,7 +266,7 @@ fn start_forgetting(
             thread::sleep(TICK);
             if nodes.len() > most {
                 for (parent, name) in nodes.to_forget(most - most / 8) {
-                    // It may be known by another name by now.
+                    // An error is harmless: the file may have been renamed.
                     let _ = kernel.inval_entry(INodeNo(parent), &name);
                 }
             }
@@ -249,26 +275,27 @@ fn start_forgetting(
     Ok(())
 }
 
-/// Takes the folder away from programs that have files open there: their next use of them fails.
+/// Unmounts even if programs have files open there: their next use of them fails.
 ///
-/// Nothing more goes into tiers: what is written until the end goes below at once.
+/// From then on nothing goes into tiers: writes go through to the file system below.
 fn unmount_for_good(engine: &Arc<Engine>) {
     engine.desk().order.hurry(true);
-    // Mounted as long as it takes: programs go on meanwhile.
+    // The folder stays mounted during the drain: programs go on.
     let _ = engine.drain_all();
     engine.stopping.store(true, Ordering::Relaxed);
     if unmount(&engine.spec.under, false).is_ok() {
         return;
     }
     engine.closing.store(true, Ordering::SeqCst);
-    // Whoever puts something into a tier now has it there.
+    // Taking the lock waits for writes that are going into a tier.
     drop(engine.world.write());
+    engine.end_leases(Duration::ZERO);
     if let Err(error) = unmount(&engine.spec.under, true) {
         let _ = writeln!(io::stderr(), "kedge: cannot unmount: {error}");
     }
 }
 
-/// Checks that the tiers' file systems are as large as the tiers may become.
+/// Checks that each tier fits into its file system.
 fn check_room(spec: &Spec) -> Result<(), CacheError> {
     for tier in spec.tiers.iter().filter(|tier| tier.medium != Medium::Gpu) {
         let stat = rustix::fs::statvfs(&tier.folder)
@@ -286,12 +313,14 @@ fn check_room(spec: &Spec) -> Result<(), CacheError> {
     Ok(())
 }
 
+/// Opens the socket at which `kedge cache` reaches the daemon.
 fn listen(under: &Path) -> Result<UnixListener, CacheError> {
     let path = memory_home(under).join(SOCKET);
     let _ = fs::remove_file(&path);
     UnixListener::bind(&path).map_err(|error| CacheError::io("cannot listen at", &path, error))
 }
 
+/// Mounts the cache over its folder.
 fn mount(
     engine: &Arc<Engine>,
     descriptors: u64,
@@ -306,14 +335,17 @@ fn mount(
     ];
     let root = rustix::process::geteuid().is_root();
     config.acl = if root { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(ANSWERING);
+    config.n_threads = Some(FUSE_THREADS);
     config.clone_fd = true;
     let mount = Mount::new(engine.clone(), descriptors).map_err(failed)?;
     let nodes = mount.nodes.clone();
+    let kernel = mount.kernel.clone();
     let session = Session::new(mount, under, &config).and_then(Session::spawn).map_err(failed)?;
+    let _ = kernel.set(session.notifier());
     Ok((session, nodes))
 }
 
+/// Starts the threads that drain, move, watch and tell the partner.
 fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, CacheError> {
     let mut workers = Vec::new();
     for _ in 0..engine.spec.drain_threads.max(1) {
@@ -343,6 +375,7 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
         while !engine.desk().stopped {
             thread::sleep(TICK);
             engine.watch_memory();
+            engine.end_leases(lease::LASTS);
             engine.serve_waiting();
             engine.shorten_journals();
         }
@@ -352,7 +385,7 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
 }
 
 impl Engine {
-    /// Gives memory back to the host where it is short: the tier may hold less.
+    /// Sets the limit of the memory tier so that the host keeps `--host-free` bytes.
     fn watch_memory(&self) {
         let Some(index) = self.spec.tiers.iter().position(|tier| tier.medium == Medium::Ram) else {
             return;
@@ -361,29 +394,32 @@ impl Engine {
         let mut desk = self.desk();
         let used = desk.limits.rooms()[index].used;
         let more = available.saturating_sub(self.spec.host_free);
-        // Drains take a while to free it: below what is to stay free, hold less than now.
+        // Drains free memory slowly, so the limit falls below what is used if memory is short.
         let lack = self.spec.host_free.saturating_sub(available);
         let limit = (used.saturating_sub(lack) + more).min(self.spec.tiers[index].bytes);
         desk.limits.set_limit(index, limit);
     }
 }
 
+/// Returns the host's available memory (MemAvailable), in bytes.
 fn available_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
+/// Answers everyone who connects to the socket, each in a thread.
 fn answer_all(engine: &Arc<Engine>, listener: &UnixListener, events: &Sender<Event>) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };
         let (engine, events) = (engine.clone(), events.clone());
-        // A drain takes long, and others ask meanwhile.
-        // Where there are no more threads, whoever asks is told by the end of the line.
+        // A drain takes long, and others ask meanwhile. If no thread can be started, the connection
+        // just ends.
         let _ = start("control", move || answer(&engine, stream, &events));
     }
 }
 
+/// Answers one request.
 fn answer(engine: &Arc<Engine>, mut stream: UnixStream, events: &Sender<Event>) {
     let answer = match control::read_line::<Ask>(&stream) {
         Ok(Ask::Status) => Answer::Status(Box::new(engine.status())),
@@ -397,15 +433,16 @@ fn answer(engine: &Arc<Engine>, mut stream: UnixStream, events: &Sender<Event>) 
         },
         Err(error) => Answer::Failed(format!("it was asked what it does not know: {error}")),
     };
-    // Who asked may have gone.
+    // The command may have ended.
     let _ = control::write_line(&mut stream, &answer);
 }
 
+/// Drains everything at full speed.
 fn drained(engine: &Arc<Engine>) -> Answer {
     engine.desk().order.hurry(true);
     let result = engine.drain_all();
     engine.desk().order.hurry(false);
-    // What it has is older now.
+    // The partner's copies are older now.
     engine.tell_partner();
     match result {
         Ok(()) => Answer::Done,
@@ -413,6 +450,7 @@ fn drained(engine: &Arc<Engine>) -> Answer {
     }
 }
 
+/// Describes the files that could not be drained.
 fn failures(failed: &[(String, io::Error)]) -> String {
     let named = failed.iter().take(control::NAMED);
     let mut said: Vec<String> = named.map(|(path, error)| format!("{path}: {error}")).collect();
@@ -422,15 +460,15 @@ fn failures(failed: &[(String, io::Error)]) -> String {
     format!("not all is below; what is not lost stays in its tier: {}", said.join("; "))
 }
 
-/// Drains and unmounts; whatever fails, the cache goes on as before. With `leave`, what cannot be
-/// drained is no reason to.
+/// Drains and unmounts; if either fails, the cache goes on as before. With `leave`, a failed drain
+/// does not count.
 fn stop(engine: &Arc<Engine>, leave: bool) -> Answer {
     match drained(engine) {
         Answer::Failed(why) if !leave => return Answer::Failed(why),
         _ => {}
     }
     engine.stopping.store(true, Ordering::Relaxed);
-    match unmount(&engine.spec.under, false) {
+    match unmount_unused(&engine.spec.under) {
         Ok(()) => Answer::Done,
         Err(error) => {
             engine.stopping.store(false, Ordering::Relaxed);
@@ -441,12 +479,17 @@ fn stop(engine: &Arc<Engine>, leave: bool) -> Answer {
     }
 }
 
-/// Drains what was written before the mount was gone, and leaves nothing behind if that goes well.
+/// Drains what was written before the unmount, and removes the cache's own files if nothing is
+/// left.
+///
+/// # Errors
+/// Data is left in the tiers, or the partner could not be told.
 fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
-    // With the drain threads first; then what some write has put into a tier meanwhile.
+    // First with the drain threads; then once more, for writes that went into a tier meanwhile.
     let first = engine.drain_all();
     engine.closing.store(true, Ordering::SeqCst);
     drop(engine.world.write());
+    engine.end_leases(Duration::ZERO);
     engine.desk().stopped = true;
     engine.work.notify_all();
     if let Err(failed) = first.and_then(|()| engine.drain_all()) {
@@ -459,7 +502,7 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
     if !engine.unclaimed.is_empty() {
         return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
     }
-    // Its home stays, and which cache it is: a later one can tell the partner.
+    // On an error the cache's files stay, with its identity: a later daemon can tell the partner.
     engine.end_partner().map_err(CacheError::Left)?;
     engine.end_holder();
     home::remove(&engine.spec);
@@ -468,11 +511,12 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
 
 /// Writes below what a killed daemon held, or one on a node that was rebooted.
 ///
-/// `disks` are folders of tiers on local disks, which are known already if the node was not
-/// rebooted. What `discard` says is given up, if nothing else is left.
+/// `disks` are the folders of tiers on local disks; they need not be named if the node was not
+/// rebooted. The data that `discard` names is given up, unless other data is left. The result says
+/// what could not be written below.
 ///
 /// # Errors
-/// If a daemon runs there, nothing is found, or not all could be written below.
+/// A daemon runs there, or the folder or a tier cannot be used.
 pub fn recover(
     under: &Path,
     disks: &[PathBuf],
@@ -482,20 +526,20 @@ pub fn recover(
     let _lock = home::take(&memory, under)?;
     clear_dead_mount(under)?;
     let Some(spec) = home::saved(under, disks)? else {
-        // Only the lock was there.
+        // No cache was there: remove what taking the lock has made.
         home::remove_one(&memory);
         return Ok(Recovered::default());
     };
-    // A holder that is gone is not started anew: it would have nothing.
+    // A holder that has ended is not started again: a new one would hold nothing.
     let spec = home::with_disks(Spec { under: under.to_owned(), device: None, ..spec }, disks)?;
     let _locks = home::take_others(&spec)?;
-    raise_limits(DESCRIPTORS);
+    raise_limits(MAX_DESCRIPTORS);
     let engine = Arc::new(adopt::open_to_recover(spec)?);
     let mut recovered = adopt::drain(&engine);
     give_up(&engine, &mut recovered, discard);
     if recovered.stuck.is_empty() {
         recovered.at_partner = partner::forget(&engine.spec).err();
-        // Which cache it is stays known until the partner was told, or is given up.
+        // The cache's identity is kept until the partner has been told, or is given up.
         if recovered.at_partner.is_none() || discard == Some(Discard::All) {
             engine.end_holder();
             home::remove(&engine.spec);
@@ -504,11 +548,11 @@ pub fn recover(
     Ok(recovered)
 }
 
-/// Writes below what a partner, on this node, has of the cache of another one that is lost.
-/// `folder` is that of its key and node.
+/// Writes below what the partner on this node has of a lost node's cache. `folder` is that of the
+/// lost node's key and name. The result says what could not be written below.
 ///
 /// # Errors
-/// If that cache is connected, nothing is found, or not all could be written below.
+/// That cache is still connected, nothing of it is found, or the folder cannot be used.
 pub fn recover_partner(
     under: &Path,
     folder: &Path,
@@ -517,7 +561,7 @@ pub fn recover_partner(
     recover_partner_with(under, folder, discard, Faults::of_environment())
 }
 
-/// The same, where a test has it fail.
+/// Does what [`recover_partner`] does, with injected faults.
 pub(crate) fn recover_partner_with(
     under: &Path,
     folder: &Path,
@@ -554,7 +598,7 @@ pub(crate) fn recover_partner_with(
         device: None,
         partner: None,
     };
-    raise_limits(DESCRIPTORS);
+    raise_limits(MAX_DESCRIPTORS);
     let mut engine = adopt::open_to_recover(spec)?;
     engine.faults = faults;
     let engine = Arc::new(engine);
@@ -568,7 +612,7 @@ pub(crate) fn recover_partner_with(
     Ok(recovered)
 }
 
-/// Gives up what `discard` says: all, or what is surely gone if nothing else is left.
+/// Discards what `discard` says: all, or data whose file surely is gone, if no other data is left.
 fn give_up(engine: &Engine, recovered: &mut Recovered, discard: Option<Discard>) {
     let gone = engine.unclaimed.iter().filter(|lost| lost.lost.gone).count();
     let given_up = match discard {

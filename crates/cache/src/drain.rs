@@ -1,4 +1,4 @@
-//! From the tiers to the file system below.
+//! Drains: copies dirty bytes from the tiers to the file system below.
 
 use crate::below;
 use crate::caller::Caller;
@@ -22,38 +22,44 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a drain from memory writes at once, and to what it aligns.
+/// Bytes of one part, and of one write.
 const PART: u64 = 4 << 20;
+/// Parts end at a multiple of this many bytes.
 const ALIGN: u64 = 1 << 20;
-/// The same where the file below is synced after each: from a disk, or to some network file
-/// systems.
-const DISK_PART: u64 = 32 << 20;
-/// A file that could not be drained is tried again after so many milliseconds.
-const RETRY: u64 = 2000;
-/// How long a drain thread sleeps where nothing tells it.
-const NAP: Duration = Duration::from_millis(50);
+/// Bytes of one part where the file below is synced after each: with a disk as a tier, and on some
+/// network file systems.
+const SYNCED_PART: u64 = 32 << 20;
+/// Milliseconds until a file that could not be drained is tried again.
+const RETRY_MS: u64 = 2000;
+/// How long a drain thread sleeps unless it is woken.
+const IDLE_WAIT: Duration = Duration::from_millis(50);
 
-/// Says what becomes of the word of a sync below: one is told once, and to many.
-type Told<'a> = dyn Fn(io::Result<()>) -> io::Result<()> + 'a;
+/// Maps the result of a sync below to what the caller is told: the kernel reports an error once,
+/// but every open descriptor must learn of it.
+type Report<'a> = dyn Fn(io::Result<()>) -> io::Result<()> + 'a;
 
 impl Engine {
-    /// Drains as long as the engine runs: the work of a drain thread.
+    /// Runs a drain thread: drains until the engine stops.
     pub(crate) fn drain_forever(self: &Arc<Engine>) {
         let mut buffer = Vec::new();
-        // Files that cannot be drained just now: others are not to wait for them.
+        // Files that cannot be drained just now are passed over, so that others do not wait.
         let mut busy = HashSet::new();
         loop {
-            let desk = self.desk();
+            let grew = self.leases_grew();
+            let mut desk = self.desk();
             if desk.stopped {
                 return;
+            }
+            if grew {
+                desk.order.is_written(self.now());
             }
             let next =
                 desk.order.next(self.now(), desk.limits.percent(), |file| busy.contains(&file));
             let Some(number) = next else {
-                // What was busy is looked at again soon.
-                let nap = if busy.is_empty() { NAP } else { NAP / 10 };
+                // Passed-over files are tried again soon.
+                let wait = if busy.is_empty() { IDLE_WAIT } else { IDLE_WAIT / 10 };
                 busy.clear();
-                drop(self.work.wait_timeout(desk, nap).unwrap_or_else(PoisonError::into_inner));
+                drop(self.work.wait_timeout(desk, wait).unwrap_or_else(PoisonError::into_inner));
                 continue;
             };
             drop(desk);
@@ -63,32 +69,35 @@ impl Engine {
                 if state.barriers > 0 {
                     state.drains_first();
                 }
-                let rests = state.barriers > 0;
+                let blocked = state.barriers > 0;
                 drop(state);
-                !rests && self.is_next_of_folder(file)
+                !blocked && self.is_next_of_folder(file)
             });
             let drained = free.map(|file| self.drain_part(&file, 0, &mut buffer));
             if !matches!(drained, Some(Ok(Some(_)))) {
-                // All of it is on its way, or failed, or somebody waits for that.
+                // Nothing of it is left to drain, or a drain failed, or a barrier blocks it.
                 busy.insert(number);
             }
         }
     }
 
-    /// Returns whether no other file of its folder is to be below before this one.
+    /// Returns whether the file may be drained now: no other of its folder must be below first.
     fn is_next_of_folder(self: &Arc<Engine>, file: &CachedFile) -> bool {
         let Some(before) = self.goes_before(file) else { return true };
         if before.troubled.load(Ordering::Relaxed) {
-            // Nobody is to wait for room that this one may give: it is tried again with that one.
-            self.desk().order.failed(file.number, self.now() + RETRY);
+            // That one cannot be drained, so nobody should wait for the room that this one takes:
+            // it is tried again at the same time.
+            self.desk().order.failed(file.number, self.now() + RETRY_MS);
             self.serve_waiting();
         }
         false
     }
 
-    /// Drains the first part of a file at or after `from`, and returns where it ends.
-    ///
+    /// Drains the file's first dirty part at or after offset `from`, and returns the part's end;
     /// `None` if nothing there is dirty.
+    ///
+    /// # Errors
+    /// What the tier or the file system below failed with; the bytes stay dirty.
     pub(crate) fn drain_part(
         self: &Arc<Engine>,
         file: &Arc<CachedFile>,
@@ -99,7 +108,7 @@ impl Engine {
         let disks = self.spec.tiers.iter().any(|tier| tier.medium == Medium::Nvme);
         let synced =
             self.partner.is_some() || self.below.keeps_writes || state.keeping != Keeping::Plain;
-        let part = if disks || synced { DISK_PART } else { PART };
+        let part = if disks || synced { SYNCED_PART } else { PART };
         state.departs();
         file.notify();
         let Some(flight) = state.extents.take(from, part, ALIGN) else { return Ok(None) };
@@ -126,7 +135,7 @@ impl Engine {
         result.map(|()| Some(flight.range.end))
     }
 
-    /// Copies a part from its tier to the file below.
+    /// Copies a part from its tier's shadow file to the file below.
     fn carry(
         &self,
         file: &CachedFile,
@@ -153,9 +162,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns whether a disk below must have what `tier` has of a file before it counts as
-    /// drained: what survived a reboot in the tier, other nodes must see, or a program has asked to
-    /// be kept.
+    /// Returns whether bytes of `tier` must be synced below before they count as drained: the tier
+    /// would keep them over a reboot, a partner or other nodes rely on them, or a program has asked
+    /// for it.
     fn must_sync(&self, state: &State, tier: TierIndex) -> bool {
         self.tiers[tier].is_durable()
             || self.partner.is_some()
@@ -163,6 +172,7 @@ impl Engine {
             || state.keeping != Keeping::Plain
     }
 
+    /// Notes the end of a part's drain, done or failed.
     fn arrived(&self, file: &CachedFile, flight: &Flight, result: &io::Result<()>) {
         let world = self.world.read();
         let mut state = file.lock();
@@ -170,7 +180,8 @@ impl Engine {
         match result {
             Ok(()) => {
                 let freed = state.extents.landed(flight);
-                // Another flight of the same bytes does not depart before this one has landed.
+                // Clean is what was not written again meanwhile: the same bytes are never in flight
+                // twice.
                 let mut clean = crate::ranges::RangeMap::default();
                 clean.insert(flight.range.clone(), ());
                 for (dirty, _) in state.extents.dirty_within(flight) {
@@ -203,6 +214,7 @@ impl Engine {
         }
     }
 
+    /// Notes why a file could not be drained, and when to try again.
     fn failed(&self, file: &CachedFile, state: &mut State, error: &io::Error) {
         let errno = error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error());
         if state.trouble.is_none_or(|trouble| trouble.errno != errno) {
@@ -213,25 +225,25 @@ impl Engine {
         let now = self.now();
         let mut desk = self.desk();
         desk.order.found(file.number, state.extents.unwritten(), now);
-        desk.order.failed(file.number, now + RETRY);
+        desk.order.failed(file.number, now + RETRY_MS);
     }
 
-    /// Drains all of a file that is dirty now, and waits until it is below.
+    /// Drains what is dirty of a file now, and waits until that is below.
     ///
     /// # Errors
     /// What the file system below failed with; the data stays in its tier.
     pub(crate) fn drain_file(self: &Arc<Engine>, file: &Arc<CachedFile>) -> io::Result<()> {
         let mut buffer = Vec::new();
         let (mut from, last) = (0, file.lock().extents.end());
-        // What flies may be older than what is dirty there now, which departs once it has landed.
+        // Bytes in flight may be older than dirty ones of the same range, which must wait for them.
         file.at_rest(&self.world, 0..last, |_| ());
-        // What is appended meanwhile is the next one's to drain.
+        // Bytes that are appended meanwhile are left to the next drain.
         while from < last
             && let Some(end) = self.drain_part(file, from, &mut buffer)?
         {
             from = end;
         }
-        // Others may have parts on their way that were dirty when this began.
+        // Other threads may still be draining parts that were dirty when this began.
         let trouble = file.at_rest(&self.world, 0..u64::MAX, |state| state.trouble);
         match trouble {
             Some(trouble) => Err(io::Error::from_raw_os_error(trouble.errno)),
@@ -242,11 +254,11 @@ impl Engine {
     /// Drains everything that is dirty now.
     ///
     /// # Errors
-    /// The names of files that could not be drained, and why; also those of which a device has lost
-    /// bytes, as long as no fsync was told.
+    /// The names of the files that could not be drained, and why; also of those that have lost
+    /// bytes with a device, until an fsync has reported that.
     pub(crate) fn drain_all(self: &Arc<Engine>) -> Result<(), Vec<(String, io::Error)>> {
         let mut files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
-        // Once for each: a program may ask for another order meanwhile.
+        // The key is read once a file, as a program may change it meanwhile.
         files.sort_by_cached_key(|file| file.lock().keeping == Keeping::Last);
         let mut failed = Vec::new();
         for file in files {
@@ -272,13 +284,16 @@ impl Engine {
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// Returns how many files are not all below.
+    /// Returns how many files have dirty bytes.
     pub(crate) fn dirty_files(&self) -> usize {
         let files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
         files.iter().filter(|file| !file.lock().extents.is_clean()).count()
     }
 
-    /// Makes a file as durable as the policy says.
+    /// Makes a file as durable as `--fsync` says.
+    ///
+    /// # Errors
+    /// The file cannot be made durable, or bytes of it were lost that no fsync has reported.
     pub(crate) fn fsync(self: &Arc<Engine>, handle: &Handle) -> io::Result<()> {
         let file = &handle.file;
         file.lock().tell_broken_once()?;
@@ -287,7 +302,7 @@ impl Engine {
                 self.stay_in_memory(file)?;
                 file.lock().tell_trouble()
             }
-            // The error of a sync is among what was lost, which each descriptor is told.
+            // A failed sync counts among the losses, which each descriptor is told once.
             Fsync::Nvme | Fsync::Partner | Fsync::Drain => {
                 self.persist(file, &handle.below, &|_| {
                     handle.untold_loss(&file.lock()).map_or(Ok(()), Err)
@@ -296,12 +311,12 @@ impl Engine {
         }
     }
 
-    /// Has a file that takes another one's name be as durable as fsync would have it: after a power
-    /// cut, one of both is there.
+    /// Makes a file that is about to replace another as durable as fsync would, so that a power cut
+    /// leaves one of the two whole.
     ///
     /// # Errors
-    /// If that cannot be, or a device has lost bytes of it and no fsync was told: the other file
-    /// should keep its name then.
+    /// The file cannot be made durable, or has lost bytes with a device and no fsync has reported
+    /// that. The other file should keep its name then.
     pub(crate) fn persist_replacement(self: &Arc<Engine>, node: &OwnedFd) -> io::Result<()> {
         let stat = below::stat(node)?;
         if let Some(file) = self.known((stat.st_dev, stat.st_ino)) {
@@ -318,37 +333,41 @@ impl Engine {
                 None => {}
             }
         }
-        // It was drained, or written below at once, a moment ago.
+        // The cache has forgotten it: it was drained, or written below at once.
         self.settle_unknown(node)?;
         self.faults.sync(|| self.below.sync(node))
     }
 
-    /// Has the policy's disk have a file. `told` says what becomes of the word of a sync below.
+    /// Makes a file durable where the policy says: on a local disk, at the partner or below.
+    /// `report` maps the result of a sync below.
     fn persist(
         self: &Arc<Engine>,
         file: &Arc<CachedFile>,
         opened: &Arc<File>,
-        told: &Told<'_>,
+        report: &Report<'_>,
     ) -> io::Result<()> {
-        if self.spec.fsync == Fsync::Nvme && self.secure(file, opened, told)? {
+        if self.spec.fsync == Fsync::Nvme && self.secure(file, opened, report)? {
             return Ok(());
         }
-        if self.spec.fsync == Fsync::Partner && self.copy_to_partner(file, opened, told)? {
+        if self.spec.fsync == Fsync::Partner && self.copy_to_partner(file, opened, report)? {
             return Ok(());
         }
         self.drain_file(file)?;
         self.finish_cut(file, opened)?;
-        // What a local disk had and is older now must not come back over it.
+        // Older bytes on a local disk must not come back over these after a power cut.
         for tier in &self.tiers {
             tier.sync_cleans()?;
         }
         self.settle_partner(file)?;
         let below = file.lock().below.clone().unwrap_or_else(|| opened.clone());
-        told(self.sync_below(file, || below.sync_all()))
+        report(self.sync_below(file, || below.sync_all()))
     }
 
-    /// Syncs a file below. The kernel tells an error once, but all who have the file open must
-    /// know.
+    /// Syncs a file below, and keeps an error for every open descriptor: the kernel reports it
+    /// once.
+    ///
+    /// # Errors
+    /// What `sync` fails with.
     pub(crate) fn sync_below(
         &self,
         file: &CachedFile,
@@ -362,22 +381,28 @@ impl Engine {
         })
     }
 
-    /// Has a local disk, and that of the file system below, have all of a file. `false` if the
-    /// local one has no room, or what was on its way below could not get there.
-    fn secure(&self, file: &CachedFile, opened: &Arc<File>, told: &Told<'_>) -> io::Result<bool> {
+    /// Makes a file durable with its dirty bytes on a local disk and the others below. Returns
+    /// false if the local disk has no room, or a drain that was in flight has failed.
+    fn secure(
+        &self,
+        file: &CachedFile,
+        opened: &Arc<File>,
+        report: &Report<'_>,
+    ) -> io::Result<bool> {
         let Some(disk) = self.tiers.iter().position(|tier| tier.is_durable()) else {
             return Ok(false);
         };
-        // Nothing moves on to a device meanwhile.
+        // From now on none of its bytes move to a device.
         file.lock().stays = true;
         if !self.bring_back(file, disk)? || !self.move_all(file, disk)? {
             return Ok(false);
         }
         let (failed, below, shadow, last) = file.at_rest(&self.world, 0..u64::MAX, |state| {
-            // It flew while the rest was moved, and is where it was.
+            // A part that was in flight while the others were moved may have failed, and so still
+            // be in another tier.
             let elsewhere = state.extents.dirty().any(|(_, tier)| tier != disk);
             let below = state.below.clone().unwrap_or_else(|| opened.clone());
-            // What is written from now on is not of this sync.
+            // This sync covers what is written until now.
             let shadow = state.shadows[disk].clone();
             let shadow = shadow.and_then(|shadow| shadow.file().cloned());
             (elsewhere && state.trouble.is_some(), below, shadow, self.last_record())
@@ -385,8 +410,8 @@ impl Engine {
         if failed {
             return Ok(false);
         }
-        // What has landed, now or before the file was opened, is on no disk until that is synced.
-        told(self.sync_below(file, || below.sync_data()))?;
+        // Drained bytes are on no disk until the file below is synced.
+        report(self.sync_below(file, || below.sync_data()))?;
         self.finish_cut(file, &below)?;
         if let Some(shadow) = shadow {
             shadow.sync_data()?;
@@ -398,9 +423,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Moves what other tiers have of a file to the one on a disk. `false` if it has no room.
-    ///
-    /// The file is locked for one part at a time.
+    /// Moves a file's dirty bytes from other tiers to the one on a local disk; returns false if
+    /// that has no room. The file is locked for one part at a time.
     fn move_all(&self, file: &CachedFile, disk: TierIndex) -> io::Result<bool> {
         let (mut from, last) = (0, file.lock().extents.end());
         let mut buffer = Vec::new();
@@ -430,16 +454,16 @@ impl Engine {
     }
 }
 
-/// Gives the file below the time at which the program wrote it.
+/// Sets the modification time of the file below to when the program wrote it.
 fn keep_time(state: &mut State) {
     let (Some(written), Some(below)) = (state.written.take(), &state.below) else { return };
     let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     let times = Timestamps { last_access: omit, last_modification: timespec(written) };
-    // Only the owner may; the time of the drain is the next best.
+    // Only the owner may set it; otherwise it stays the time of the drain.
     let _ = rustix::fs::futimens(below, &times);
 }
 
-/// Returns a time as system calls have it.
+/// Converts a time to a timespec; its nanoseconds are not negative, before 1970 as well.
 pub(crate) fn timespec(time: SystemTime) -> Timespec {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => {

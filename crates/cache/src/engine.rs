@@ -8,6 +8,7 @@ use crate::extents::{Flight, Freed, TierIndex};
 use crate::faults::{Faults, Point};
 use crate::file::{CachedFile, Key, State};
 use crate::journal::{Held, Identity, Places, Record};
+use crate::lease::Leases;
 use crate::order::{Millis, Order, Pace};
 use crate::partner::Link;
 use crate::pool::Pool;
@@ -69,6 +70,8 @@ pub(crate) struct Broken {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) absorbed: AtomicU64,
+    /// Of these, what programs wrote by themselves.
+    pub(crate) leased: AtomicU64,
     pub(crate) through: AtomicU64,
     pub(crate) drained: AtomicU64,
     pub(crate) drains: AtomicU64,
@@ -85,7 +88,8 @@ impl Counters {
 
 /// The cache at work.
 ///
-/// Locks are taken in this order: `world`, a file's state, `files`, `desk`, the space below.
+/// Locks are taken in this order: `world`, a file's state, `files`, `desk`, the space below,
+/// `leases`.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) spec: Spec,
@@ -111,6 +115,8 @@ pub(crate) struct Engine {
     /// What may take long, beside the threads that answer the kernel.
     pub(crate) pool: Arc<Pool>,
     pub(crate) copies: Arc<Copies>,
+    /// What programs write by themselves.
+    pub(crate) leases: Mutex<Leases>,
     /// The way to another node that has what an fsync acknowledges.
     pub(crate) partner: Option<Link>,
     records: AtomicU64,
@@ -157,6 +163,7 @@ impl Engine {
             closing: AtomicBool::new(false),
             pool: Arc::default(),
             copies: Arc::new(Copies::new()),
+            leases: Mutex::default(),
             partner: None,
             records: AtomicU64::new(last),
             numbers: AtomicU64::new(number),
@@ -354,7 +361,7 @@ impl Engine {
         state.parts = state.extents.parts();
     }
 
-    fn next_record(&self) -> u64 {
+    pub(crate) fn next_record(&self) -> u64 {
         self.records.fetch_add(1, Ordering::Relaxed) + 1
     }
 

@@ -490,7 +490,10 @@ fn a_local_disk_keeps_a_removed_file_until_the_disk_below_knows() {
     let home = crate::spec::home_in(&scratch.0.join(DISK.0), &scratch.0.join("below"));
     let held = |rebooted| {
         let journal = fs::read(home.join("tier/journal")).expect("a journal");
-        crate::journal::replay(&journal, rebooted).expect("of this version").files.len()
+        crate::journal::replay(&journal, rebooted, &HashMap::new())
+            .expect("of this version")
+            .files
+            .len()
     };
     fs::remove_file(scratch.below("a")).expect("removed");
     engine.name_is_gone(handle.file.key, &Arc::new(engine.below.root.try_clone().expect("open")));
@@ -522,7 +525,8 @@ fn a_local_disk_cuts_a_file_once_the_disk_below_has() {
     let held = |rebooted| {
         let home = crate::spec::home_in(&scratch.0.join(DISK.0), &scratch.0.join("below"));
         let journal = fs::read(home.join("tier/journal")).expect("a journal");
-        let replay = crate::journal::replay(&journal, rebooted).expect("of this version");
+        let replay =
+            crate::journal::replay(&journal, rebooted, &HashMap::new()).expect("of this version");
         replay.files.values().map(|found| found.parts.total()).sum::<u64>()
     };
     let size = || file.file.size(&file.file.lock()).expect("a size");

@@ -1,4 +1,4 @@
-//! One file of the cache, while somebody has it open or not all of it is below.
+//! One file of the cache. It is known while a program has it open, or while it has dirty bytes.
 
 use crate::below;
 use crate::extents::{Extents, TIERS, TierIndex};
@@ -13,122 +13,139 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-/// So long a drain that found barriers goes before further ones; it says so again before that.
+/// How long a drain that found barriers goes before new ones; a drain that waits renews it in time.
 const WAY: Duration = Duration::from_millis(100);
 
-/// A file below: its device and number.
+/// A file below: its device and inode number.
 pub(crate) type Key = (u64, u64);
 
 /// Why a file could not be drained.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trouble {
     pub(crate) errno: i32,
-    /// Counts the file's troubles, so that each descriptor is told once.
+    /// The number of the failure among the file's, so that each descriptor is told once.
     pub(crate) count: u64,
 }
 
-/// What a program has asked for of a file whose bytes must not be lost: an image of kedge's.
+/// How carefully a file is drained, as a program has asked: kedge does, for its images.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Keeping {
-    /// Nothing: what is drained is where the file system below has it.
+    /// Drained bytes need not be on a disk below.
     #[default]
     Plain,
-    /// A disk below has each part before that counts as drained.
+    /// Each part is synced below before it counts as drained.
     Synced,
-    /// The same, and after all others in its folder: it says what they are.
+    /// As `Synced`, and after all other files of its folder, which it describes.
     Last,
 }
 
-/// What the partner has of a part.
+/// The partner's copy of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Copied {
-    /// Whether it is what is here.
+    /// Whether the copy is as new as the part here.
     pub(crate) newest: bool,
     /// The number under which it was sent.
     pub(crate) sent: u64,
 }
 
-/// What changes of a file.
+/// A lease: a range of the file that a program writes directly into a tier.
+pub(crate) trait Lease: std::fmt::Debug + Send {
+    /// Ends the lease, and notes what was written. The file's state must be locked.
+    fn end(self: Box<Self>, file: &CachedFile, state: &mut State);
+}
+
+/// The state of a file, behind its lock.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) extents: Extents,
+    /// The lease, if there is one. Locking the state ends it first, so that all else here counts
+    /// what was written under it.
+    pub(crate) lease: Option<Box<dyn Lease>>,
     pub(crate) shadows: [Option<Shadow>; TIERS],
-    /// What drains write to: opened with the rights of the first who wrote.
+    /// The file below that drains write to, opened with the rights of the first writer.
     pub(crate) below: Option<Arc<File>>,
-    /// When it was written last, as long as that is not what the file below says.
+    /// When it was last written, unless the file below has that time already.
     pub(crate) written: Option<SystemTime>,
+    /// Why it could not be drained, the last time.
     pub(crate) trouble: Option<Trouble>,
+    /// The number of failures so far.
     pub(crate) troubles: u64,
-    /// How many wait for all flights to land; none departs meanwhile.
+    /// The number of barriers: while there is one, no drain of a part begins.
     pub(crate) barriers: u32,
-    /// Whether somebody changes the file below, and nobody else may write it here or there.
+    /// Whether one thread changes the file below, and no other may write it, here or below.
     pub(crate) alone: bool,
-    /// Until then no further barrier is set up: a drain waits for those that are there.
+    /// Until when no further barrier is set up, as a drain waits for those that are there.
     drains_first: Option<Instant>,
-    /// Space that is promised to it below.
+    /// Bytes of space below that are promised to it.
     pub(crate) promised: u64,
-    /// Of how many parts it is, as its user's limit knows.
+    /// Its number of parts, as counted against its user's limit.
     pub(crate) parts: usize,
-    /// Its name in the journals.
+    /// Its path, as the journals have it.
     pub(crate) path: Vec<u8>,
-    /// Its owner in the journals, and when it was made.
+    /// Its owner, as the journals have it.
     pub(crate) owner: u32,
+    /// When it was created, as the journals have it.
     pub(crate) birth: u64,
+    /// The number of handles that may write.
     pub(crate) writers: u32,
-    /// Whether no name leads to it any more.
+    /// The number of these that append through the kernel's page cache, at the end of the file that
+    /// the kernel was last told of.
+    pub(crate) appenders: u32,
+    /// Whether it has been unlinked.
     pub(crate) orphan: bool,
-    /// The folder below that had the last one, and whose disk may not know: until it does, a local
-    /// disk keeps what it has.
+    /// The folder below that it was unlinked from, until that is synced: a local disk keeps the
+    /// file's bytes until then.
     pub(crate) gone_from: Option<Arc<OwnedFd>>,
-    /// Whether a disk below is to have each part before that counts as drained, and how.
+    /// How carefully it is drained.
     pub(crate) keeping: Keeping,
-    /// What is no part of the file any more and local disks have all the same: the disk below could
-    /// not be told where the file ends.
+    /// Ranges that a truncation has cut off and local disks still have, as the new end could not be
+    /// synced below.
     pub(crate) uncut: RangeMap<TierIndex>,
-    /// What the file system below has lost after it had taken it, as a sync there told once.
+    /// The last failed sync below: bytes may be lost that the file system below had accepted.
     pub(crate) lost: Option<Trouble>,
-    /// The parts that are being put on a device, by where they begin, and whether one was written
-    /// meanwhile: what was put does not count then, and no other mover begins with it before.
+    /// The parts that are being moved to a device, by their offset, and whether each was written
+    /// meanwhile: the move is void then. No part is moved twice at a time.
     pub(crate) moving: Vec<(u64, bool)>,
-    /// The part that was written last, by where it begins, and when.
+    /// The offset of the part that was written last, and when.
     pub(crate) hot: Option<(u64, Instant)>,
-    /// Whether nothing of it is to be on a device alone, until all is below: an fsync has
-    /// acknowledged it in memory, or an earlier daemon's may have.
+    /// Whether none of it may be on a device alone until all is below: an fsync, of this daemon or
+    /// perhaps an earlier one, has acknowledged it in memory.
     pub(crate) stays: bool,
-    /// What a device has lost of it, as long as no fsync was told and nobody has written it anew.
+    /// Ranges that were lost with a device, until an fsync has reported it or they are written
+    /// again.
     pub(crate) broken: RangeMap<()>,
-    /// What of it the partner has, and whether that is what is here: older bytes stay there until
-    /// newer ones are there or below.
+    /// The partner's copies. An older copy stays there until newer bytes are there or below.
     pub(crate) copied: RangeMap<Copied>,
-    /// How many parts were sent to the partner, and of those that are on their way below how many
-    /// by then: what was sent later is not below when they land.
+    /// The number of parts that were sent to the partner.
     pub(crate) sends: u64,
+    /// The parts that are being drained, each with `sends` at its begin: what was sent to the
+    /// partner later is not below when the drain ends.
     pub(crate) departed: RangeMap<u64>,
-    /// Whether the partner was told of it, or may have something of it from before it was known.
+    /// Whether the partner knows of it, or may have some of it from before this daemon knew it.
     pub(crate) at_partner: bool,
-    /// How often it was not known any more what the partner has.
+    /// How often this daemon has lost track of what the partner has.
     pub(crate) lapses: u64,
 }
 
 impl State {
-    /// Has a drain that found barriers go before further ones, for a while.
+    /// Lets a drain that found barriers go before new ones, for a while.
     ///
-    /// Otherwise somebody with two writes or more on their way below at all times would keep the
+    /// Otherwise a program that always has two or more writes on their way below would keep the
     /// file's other bytes from being drained.
     pub(crate) fn drains_first(&mut self) {
         self.drains_first = Some(Instant::now() + WAY);
     }
 
-    /// Returns where what the cache knows of the file ends. What is lost and not told is no end.
+    /// Returns the end of the file as far as the cache has it, lost bytes included.
     pub(crate) fn end(&self) -> u64 {
         self.extents.end().max(self.broken.end().unwrap_or(0))
     }
 
-    /// Tells that a device has lost bytes of `range`: to each read, as the kernel reads ahead and
-    /// tells nobody of that.
+    /// Checks that no bytes of `range` were lost with a device. Each read is told, as the kernel
+    /// drops the error of a read-ahead.
     ///
     /// # Errors
-    /// If it has, and no fsync was told.
+    /// EIO if some were lost, and no fsync has reported it.
     pub(crate) fn tell_broken(&self, range: Range<u64>) -> io::Result<()> {
         match self.broken.within(range).next() {
             Some(_) => Err(rustix::io::Errno::IO.into()),
@@ -136,19 +153,19 @@ impl State {
         }
     }
 
-    /// Tells once that a device has lost bytes of the file.
+    /// Checks that no bytes of the file were lost with a device, and reports a loss once.
     ///
     /// # Errors
-    /// If it has, and no fsync was told.
+    /// EIO if some were lost, and no fsync has reported it.
     pub(crate) fn tell_broken_once(&mut self) -> io::Result<()> {
         self.tell_broken(0..u64::MAX).inspect_err(|_| self.broken = RangeMap::default())
     }
 
-    /// Tells what is wrong with the file's bytes, if anything is: to a close as well, which may be
-    /// one that nobody looks at, as of a descriptor that a new program does not get.
+    /// Checks that the file can be drained and has lost nothing. It reports a failure again and
+    /// again, as the program may not look at a close, such as that of a close-on-exec descriptor.
     ///
     /// # Errors
-    /// Why it could not be drained, or that a device has lost bytes of it.
+    /// Why it could not be drained, or EIO if bytes were lost with a device.
     pub(crate) fn tell_trouble(&self) -> io::Result<()> {
         if !self.broken.is_empty() {
             return Err(rustix::io::Errno::IO.into());
@@ -159,7 +176,7 @@ impl State {
         }
     }
 
-    /// Notes that a part departs.
+    /// Notes that the drain of a part begins.
     pub(crate) fn departs(&mut self) {
         self.drains_first = None;
     }
@@ -171,13 +188,14 @@ pub(crate) struct CachedFile {
     /// Its number in the journals.
     pub(crate) number: u64,
     pub(crate) key: Key,
-    /// The file below, as a path.
+    /// The file below, opened with O_PATH.
     pub(crate) node: Arc<OwnedFd>,
-    /// Whose limit it counts for: its owner.
+    /// The user against whose limit it counts: its owner.
     pub(crate) user: u32,
-    /// How many have it open. It grows only while the table of files is locked, which forgets it.
+    /// The number of open handles. It grows only while the table of files is locked, as the table
+    /// forgets files with none.
     pub(crate) opens: AtomicU32,
-    /// Whether it could not be drained: nothing more of it goes into tiers then.
+    /// Whether it could not be drained; its writes then bypass the tiers.
     pub(crate) troubled: AtomicBool,
     state: Mutex<State>,
     landed: Condvar,
@@ -190,34 +208,53 @@ impl CachedFile {
         CachedFile { number, key, node, user, opens, troubled, state, landed }
     }
 
-    /// Returns whether somebody has it open.
+    /// Returns whether a program has it open.
     pub(crate) fn is_open(&self) -> bool {
         self.opens.load(Ordering::SeqCst) > 0
     }
 
+    /// Locks the state, and ends the lease.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.as_it_is(lock(&self.state))
     }
 
-    /// Waits until a flight has landed or a barrier is gone.
+    /// Ends the lease, if there is one.
+    fn as_it_is<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if let Some(lease) = state.lease.take() {
+            lease.end(self, &mut state);
+        }
+        state
+    }
+
+    /// Waits until a drain of a part has ended or a barrier is gone.
     pub(crate) fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.landed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        self.as_it_is(self.landed.wait(state).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until no barrier is there, and no further one goes before the caller.
+    /// Waits as [`CachedFile::wait`] does, for `time` at most.
+    fn wait_for<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        time: Duration,
+    ) -> MutexGuard<'a, State> {
+        let woken = self.landed.wait_timeout(state, time);
+        self.as_it_is(woken.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Waits until there is no barrier; new ones do not go before the caller.
     pub(crate) fn wait_for_barriers<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
         while state.barriers > 0 {
             state.drains_first();
-            let woken = self.landed.wait_timeout(state, WAY / 2);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.wait_for(state, WAY / 2);
         }
         state
     }
 
-    /// Sets up a barrier: nothing departs until it is gone. A drain that waits goes before.
+    /// Sets up a barrier: no drain of a part begins until it is gone. A drain that waits goes
+    /// first.
     fn set_barrier(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         while let Some(until) = state.drains_first {
@@ -226,21 +263,21 @@ impl CachedFile {
                 state.drains_first = None;
                 break;
             }
-            let woken = self.landed.wait_timeout(state, left);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.wait_for(state, left);
         }
         state.barriers += 1;
         state
     }
 
-    /// Tells those who wait.
+    /// Wakes all threads that wait for this file.
     pub(crate) fn notify(&self) {
         self.landed.notify_all();
     }
 
-    /// Waits until nothing of `range` is on its way, and runs `work` before anything else departs.
+    /// Waits until no part of `range` is being drained, and runs `work` before another drain
+    /// begins.
     ///
-    /// `world` is held for `work` alone: what flies needs it to land.
+    /// `world` is locked for `work` alone, as a drain needs it to end.
     pub(crate) fn at_rest<R>(
         &self,
         world: &RwLock<()>,
@@ -261,9 +298,9 @@ impl CachedFile {
         result
     }
 
-    /// Waits until nothing of `range` is on its way, and has the file below for the caller alone
-    /// until the end of what it returns. That may take as long as the file system below does: the
-    /// state is not locked, so that others can ask for it.
+    /// Waits until no part of `range` is being drained, and gives the caller the file below alone
+    /// until the result is dropped. The state is not locked meanwhile, as the file system below may
+    /// take long and others must be able to read it.
     pub(crate) fn alone(self: &Arc<CachedFile>, range: Range<u64>) -> Alone {
         let mut state = self.set_barrier();
         while state.alone || state.extents.flies(range.clone()) {
@@ -273,14 +310,17 @@ impl CachedFile {
         Alone { file: self.clone() }
     }
 
-    /// Returns the file's size, for those who read it here.
+    /// Returns the file's size in bytes, as programs of this node see it.
+    ///
+    /// # Errors
+    /// That of a stat below.
     pub(crate) fn size(&self, state: &State) -> io::Result<u64> {
         let below = below::stat(&self.node)?.st_size as u64;
         Ok(below.max(state.end()))
     }
 }
 
-/// Somebody has the file below alone, as long as this is there.
+/// The right to change the file below alone; dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct Alone {
     file: Arc<CachedFile>,
@@ -303,29 +343,33 @@ pub(crate) struct Handle {
     /// The file below, opened as the program asked and with its rights.
     pub(crate) below: Arc<File>,
     pub(crate) writes: bool,
-    /// Who opened it.
+    /// Whether it is among the file's appenders.
+    pub(crate) appends: bool,
+    /// The user who opened it.
     pub(crate) user: u32,
-    /// The last trouble that a write was told of.
+    /// The number of the last failed drain that a write was told of.
     told: AtomicU64,
-    /// The last loss that an fsync was told of.
+    /// The number of the last loss that an fsync was told of.
     told_lost: AtomicU64,
 }
 
 impl Handle {
+    /// Creates a handle, which is told of failures from now on.
     pub(crate) fn new(file: Arc<CachedFile>, below: File, user: u32, writes: bool) -> Handle {
         let troubles = file.lock().troubles;
         let (told, told_lost) = (AtomicU64::new(troubles), AtomicU64::new(troubles));
-        Handle { file, below: Arc::new(below), writes, user, told, told_lost }
+        let below = Arc::new(below);
+        Handle { file, below, writes, appends: false, user, told, told_lost }
     }
 
-    /// Returns what was lost below, if this descriptor's fsync was not told.
+    /// Returns the last loss below, once for this handle.
     pub(crate) fn untold_loss(&self, state: &State) -> Option<io::Error> {
         let lost = state.lost?;
         let told = self.told_lost.fetch_max(lost.count, Ordering::Relaxed);
         (told < lost.count).then(|| io::Error::from_raw_os_error(lost.errno))
     }
 
-    /// Returns the file's trouble, if this descriptor's writes were not told.
+    /// Returns why the file could not be drained, once for this handle.
     pub(crate) fn untold(&self, state: &State) -> Option<io::Error> {
         let trouble = state.trouble?;
         let told = self.told.fetch_max(trouble.count, Ordering::Relaxed);

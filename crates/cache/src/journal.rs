@@ -58,6 +58,9 @@ pub enum Record {
     /// A place of a device, the last number, has the file's bytes from the offset on, so many.
     /// They lie there as in their part of the file: one of [`PART`] bytes, at a multiple of that.
     Place(u64, u64, u64, u32),
+    /// A program writes the file's bytes from the offset on, so many at most, into the tier by
+    /// itself: how many it has is in the slot of that number, as long as that has this record's.
+    Lease(u64, u64, u64, u32),
 }
 
 /// The journal has a kind of record that is not known here: another version of kedge wrote it.
@@ -75,6 +78,7 @@ impl Record {
             Record::Commit(..) => 8,
             Record::Gone(..) => 9,
             Record::Place(..) => 10,
+            Record::Lease(..) => 11,
         }
     }
 
@@ -102,7 +106,8 @@ impl Record {
                 [*file, *number].into_iter().for_each(&mut put);
             }
             Record::Drop(file) | Record::Gone(file) => put(*file),
-            Record::Place(file, offset, length, place) => {
+            Record::Place(file, offset, length, place)
+            | Record::Lease(file, offset, length, place) => {
                 [*file, *offset, *length, (*place).into()].into_iter().for_each(&mut put);
             }
         }
@@ -121,7 +126,7 @@ impl Record {
             2 | 3 => length == 4 * WORD,
             4 | 8 => length == 3 * WORD,
             5 | 9 => length == 2 * WORD,
-            10 => length == 5 * WORD,
+            10 | 11 => length == 5 * WORD,
             7 => length >= NUMBERS * WORD,
             _ => false,
         })?;
@@ -143,6 +148,7 @@ impl Record {
                 let within = length > 0 && (offset % PART).checked_add(length)? <= PART;
                 within.then_some(Record::Place(file, offset, length, place))?
             }
+            11 => Record::Lease(file, word(2)?, word(3)?, u32::try_from(word(4)?).ok()?),
             7 => {
                 let user = u32::try_from(word(4)?).ok()?;
                 let (device, inode, birth) = (word(2)?, word(3)?, word(5)?);
@@ -192,11 +198,12 @@ pub struct Replay {
 }
 
 /// Reads a journal. After a power cut (`rebooted`), writes that were not committed do not count,
-/// and files that were gone may be there.
+/// and files that were gone may be there. `leased` are the bytes that were written of each lease,
+/// by the number of its record.
 ///
 /// # Errors
 /// If a record is sound, and of a kind that is not known.
-pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
+pub fn replay(bytes: &[u8], rebooted: bool, leased: &HashMap<u64, u64>) -> Result<Replay, Unknown> {
     let mut records = Vec::new();
     let (mut at, mut sound) = (0, true);
     while at < bytes.len() {
@@ -226,7 +233,7 @@ pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
             Record::Write(file, ..) if rebooted => {
                 commits.get(file).is_some_and(|last| number <= *last)
             }
-            Record::Gone(_) if rebooted => false,
+            Record::Gone(_) | Record::Lease(..) if rebooted => false,
             Record::Drop(file) | Record::Gone(file) => dropped.insert(*file),
             _ => true,
         };
@@ -241,6 +248,13 @@ pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
             found.places.remove(&old);
             found.parts.remove(old..old.saturating_add(PART));
         }
+        let record = match record {
+            Record::Lease(file, offset, length, _) => {
+                let written = leased.get(&number).map_or(0, |written| length.min(*written));
+                Record::Write(file, offset, written)
+            }
+            other => other,
+        };
         if counts {
             apply(&mut replay.files, number, record);
         }
@@ -266,7 +280,7 @@ pub(crate) fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record
             }
             found.parts.insert(part(offset, length), number);
         }
-        Record::Commit(..) => {}
+        Record::Commit(..) | Record::Lease(..) => {}
         Record::Clean(file, offset, length) => {
             files.entry(file).or_default().parts.remove(part(offset, length));
         }

@@ -14,7 +14,7 @@ fn journal(records: &[(u64, Record)]) -> Vec<u8> {
 }
 
 fn read(bytes: &[u8], rebooted: bool) -> Replay {
-    replay(bytes, rebooted).expect("all kinds are known")
+    replay(bytes, rebooted, &HashMap::new()).expect("all kinds are known")
 }
 
 fn parts(replay: &Replay, file: u64) -> Vec<(std::ops::Range<u64>, u64)> {
@@ -92,7 +92,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = replay(&bytes, true);
+        let _ = replay(&bytes, true, &HashMap::new());
     }
 }
 
@@ -102,7 +102,27 @@ fn a_journal_of_another_version_is_not_taken_for_a_damaged_one() {
     bytes[6] = 200;
     let sum = (xxh3_64(&bytes[4..]) as u32).to_le_bytes();
     bytes[..4].copy_from_slice(&sum);
-    assert_eq!(replay(&bytes, false).map(|_| ()), Err(Unknown));
+    assert_eq!(replay(&bytes, false, &HashMap::new()).map(|_| ()), Err(Unknown));
+}
+
+#[test]
+fn of_a_lease_what_its_slot_says_was_written() {
+    let bytes = journal(&[
+        (1, Record::File(1, identity("a"))),
+        (2, Record::Write(1, 0, 10)),
+        (3, Record::Lease(1, 10, 100, 0)),
+        (4, Record::Lease(1, 200, 100, 1)),
+        (5, Record::Write(1, 20, 5)),
+    ]);
+    let held = |rebooted, leased: &[(u64, u64)]| {
+        let leased = leased.iter().copied().collect();
+        parts(&replay(&bytes, rebooted, &leased).expect("all kinds are known"), 1)
+    };
+    let now = [(0..10, 2), (10..20, 3), (20..25, 5), (25..40, 3)];
+    assert_eq!(held(false, &[(3, 30), (4, 0)]), now);
+    assert_eq!(held(false, &[(3, 30), (4, u64::MAX)])[4], (200..300, 4), "no more than it has");
+    assert_eq!(held(false, &[]), [(0..10, 2), (20..25, 5)], "it was at its end");
+    assert_eq!(held(true, &[(3, 30)]), []);
 }
 
 #[test]

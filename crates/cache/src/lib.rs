@@ -23,6 +23,7 @@ mod file;
 mod home;
 pub mod journal;
 mod keep;
+mod lease;
 mod mount;
 mod moves;
 mod names;

@@ -11,6 +11,7 @@ use crate::open::Opening;
 use crate::tier::lock;
 use crate::write::Write;
 use fuser::*;
+use kedge_cache_lease::{BYTES, REQUEST};
 use rustix::fs::{AtFlags, FallocateFlags};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +20,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 /// How long the kernel may trust what it was told of a file.
@@ -48,6 +49,8 @@ pub(crate) struct Mount {
     /// Descriptors that each user has open here.
     open: Mutex<HashMap<u32, usize>>,
     descriptors: usize,
+    /// By which the kernel is told, once there is a session.
+    pub(crate) kernel: Arc<OnceLock<Notifier>>,
 }
 
 fn caller(request: &Request) -> Caller {
@@ -61,7 +64,8 @@ impl Mount {
         let (handles, folders) = (RwLock::default(), Mutex::default());
         let (open, next) = (Mutex::default(), AtomicU64::new(1));
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
-        Ok(Mount { engine, nodes, handles, folders, next, open, descriptors })
+        let kernel = Arc::default();
+        Ok(Mount { engine, nodes, handles, folders, next, open, descriptors, kernel })
     }
 
     /// Counts one more descriptor of a user.
@@ -596,6 +600,27 @@ impl Filesystem for Mount {
         self.aside(caller.user, reply, move |engine| {
             engine.allocate(&handle.file, caller, &handle.below, mode, offset, length)
         });
+    }
+
+    fn ioctl(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: IoctlFlags,
+        cmd: u32,
+        in_data: &[u8],
+        out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        let asked = kedge_cache_lease::decode_ask(in_data);
+        let Some(ask) = asked.filter(|_| cmd == REQUEST && out_size as usize == BYTES) else {
+            return reply.error(Errno::ENOTTY);
+        };
+        match self.handle(fh).and_then(|handle| self.lease(req.uid(), ino, &handle, &ask)) {
+            Ok(lease) => reply.ioctl(0, &lease),
+            Err(error) => reply.error(error.into()),
+        }
     }
 
     fn lseek(

@@ -1,4 +1,4 @@
-//! Opening and closing of files.
+//! Opens and closes files of the mount.
 
 use crate::below::{self, by_descriptor};
 use crate::caller::Caller;
@@ -18,8 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 
-/// Bits by which a program takes another user's rights: set-user-id, set-group-id.
+/// The set-user-id bit.
 const SET_USER: u32 = 0o4000;
+/// The set-group-id bit, which counts together with the group's right to execute.
 const SET_GROUP: u32 = 0o2010;
 
 /// How a program opens a file.
@@ -29,6 +30,7 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
+    /// Creates one of `open`'s flags.
     pub(crate) fn new(flags: i32) -> Opening {
         Opening { flags: OFlags::from_bits_retain(flags as u32) }
     }
@@ -41,25 +43,30 @@ impl Opening {
         self.mode() != OFlags::RDONLY
     }
 
-    /// Returns how the file below is opened: positions, appending and alignment are the cache's.
+    /// Returns the flags for the file below: the cache itself sees to positions, appending and
+    /// alignment.
     fn below(self, kernel_gathers: bool) -> OFlags {
         match self.mode() {
-            // The kernel reads the rest of a page of which a part was written.
+            // To write a part of a page, the kernel reads the page first.
             OFlags::WRONLY if kernel_gathers => OFlags::RDWR,
             mode => mode,
         }
     }
 
-    /// Returns whether writes come here at once and not through the kernel's pages.
+    /// Returns whether writes bypass the kernel's page cache.
     fn is_direct(self, kernel_gathers: bool) -> bool {
         let sync = self.flags.intersects(OFlags::SYNC | OFlags::DSYNC);
-        // Only the way through its pages has the kernel sync after a write.
+        // The kernel syncs after a write (O_SYNC) only if that goes through its page cache.
         let direct = self.mode() == OFlags::WRONLY && !kernel_gathers;
         (direct || self.flags.contains(OFlags::DIRECT)) && !sync
     }
 }
 
 impl Mount {
+    /// Opens the file of node `id` for `caller`.
+    ///
+    /// # Errors
+    /// What the file system below refuses.
     pub(crate) fn open_file(
         &self,
         caller: Caller,
@@ -68,10 +75,11 @@ impl Mount {
     ) -> io::Result<(Handle, FopenFlags)> {
         let node = self.nodes.get(id)?;
         let gathers = self.engine.spec.kernel_gathers;
-        // With all groups from the start: an ACL below may allow others what it denies a group.
+        // All groups from the start: an ACL may deny to one of them what it allows to others.
         let own = |flags| caller.run_with_groups(|| below::reopen(&node.fd, flags));
         let file = match own(opening.below(gathers)) {
-            // The kernel has checked that the caller may write; only its pages see what is read.
+            // The caller may write but not read: the daemon opens the file for both, and what is
+            // read goes into the kernel's page cache alone.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && gathers => {
                 own(opening.mode())?;
                 below::reopen(&node.fd, opening.below(gathers))?
@@ -81,6 +89,10 @@ impl Mount {
         self.opened(caller, &node, file, opening)
     }
 
+    /// Creates a file in the folder of node `parent`, or opens the one there, for `caller`.
+    ///
+    /// # Errors
+    /// What the file system below refuses; `ESTALE` if something other than a file is there.
     pub(crate) fn create_file(
         &self,
         caller: Caller,
@@ -95,7 +107,7 @@ impl Mount {
             | (opening.flags & OFlags::EXCL)
             | OFlags::CREATE
             | OFlags::NOFOLLOW
-            // Another node may have put a queue there, which would wait for its other end.
+            // Opening a FIFO, which another node may have put there, would wait for its other end.
             | OFlags::NONBLOCK
             | OFlags::CLOEXEC;
         let mode = new_mode(&folder, mode, umask);
@@ -108,11 +120,12 @@ impl Mount {
         let node = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let (node, stat) = self.nodes.enter(node, parent, name)?;
         let opened = self.opened(caller, &node, File::from(file), opening);
-        // The kernel is not told of it then.
+        // On an error the kernel never learns of the node, and would not forget it.
         let (handle, flags) = opened.inspect_err(|_| self.nodes.forget(node.id, 1))?;
         Ok((self.engine.attributes(&node, &stat), handle, flags))
     }
 
+    /// Makes a handle of the file that was opened below, and the flags of the kernel's answer.
     fn opened(
         &self,
         caller: Caller,
@@ -122,8 +135,16 @@ impl Mount {
     ) -> io::Result<(Handle, FopenFlags)> {
         let gathers = self.engine.spec.kernel_gathers;
         let file = self.engine.file(&node.fd)?;
-        file.lock().writers += u32::from(opening.writes());
-        let handle = Handle::new(file, below, caller.user, opening.writes());
+        let appends = opening.writes()
+            && opening.flags.contains(OFlags::APPEND)
+            && !opening.is_direct(gathers);
+        {
+            let mut state = file.lock();
+            state.writers += u32::from(opening.writes());
+            state.appenders += u32::from(appends);
+        }
+        let mut handle = Handle::new(file, below, caller.user, opening.writes());
+        handle.appends = appends;
         let mut flags = FopenFlags::empty();
         if opening.is_direct(gathers) {
             flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
@@ -133,7 +154,7 @@ impl Mount {
         Ok((handle, flags))
     }
 
-    /// Returns whether a file is what it was when it was opened last.
+    /// Returns whether a file has the time and length that it had when it was opened last.
     fn is_unchanged(&self, node: &Node) -> io::Result<bool> {
         let attributes = self.engine.attributes_of(node)?;
         let since = attributes.mtime.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -142,7 +163,10 @@ impl Mount {
         Ok(before == Some(now))
     }
 
-    /// Calls what only takes paths, with the caller's rights.
+    /// Runs a call that takes a path, with the caller's rights.
+    ///
+    /// # Errors
+    /// What the call fails with.
     pub(crate) fn with_path<R>(
         &self,
         caller: Caller,
@@ -154,7 +178,11 @@ impl Mount {
         caller.run(|| Ok(call(&path)?))
     }
 
-    /// The same of what changes something: a group's members may keep a set-group-id bit.
+    /// Runs a call that takes a path and changes the file, with the caller's rights and all groups:
+    /// members of the file's group keep its set-group-id bit.
+    ///
+    /// # Errors
+    /// What the call fails with.
     pub(crate) fn change_path(
         &self,
         caller: Caller,
@@ -168,11 +196,12 @@ impl Mount {
 }
 
 impl Engine {
-    /// Notes that a program has closed a file.
+    /// Notes that a program has closed a descriptor of a file.
     pub(crate) fn close(self: &Arc<Engine>, handle: &Handle) {
         if handle.writes {
             let mut state = handle.file.lock();
             state.writers -= 1;
+            state.appenders -= u32::from(handle.appends);
             if state.writers == 0 {
                 self.desk().order.closed(handle.file.number);
             }
@@ -180,7 +209,8 @@ impl Engine {
         self.let_go(&handle.file);
     }
 
-    /// Notes that one less has a file open.
+    /// Counts one opener less; discards an unlinked file that nobody has open, and forgets one that
+    /// is all below.
     pub(crate) fn let_go(self: &Arc<Engine>, file: &Arc<CachedFile>) {
         let (unused, orphan) = {
             let state = file.lock();
@@ -194,7 +224,7 @@ impl Engine {
         }
     }
 
-    /// Takes the bits away by which a program has its owner's rights, before others change it.
+    /// Clears the set-user-id and set-group-id bits of a file, as a write must.
     pub(crate) fn drop_privileges(&self, file: &CachedFile) {
         let Ok(stat) = below::stat(&file.node) else { return };
         let mut mode = stat.st_mode & 0o7777 & !SET_USER;

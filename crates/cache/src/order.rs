@@ -61,6 +61,11 @@ impl Order {
         self.oldest.insert((entry.since, file));
     }
 
+    /// Notes that something is written that is not known yet.
+    pub fn is_written(&mut self, now: Millis) {
+        self.last_write = Some(now);
+    }
+
     /// Notes that `file` has that many dirty bytes, after some were drained or forgotten.
     pub fn left(&mut self, file: u64, bytes: u64) {
         if bytes > 0 {

@@ -3,6 +3,7 @@ use crate::engine::tests::{Scratch, open, write};
 use crate::faults::Faults;
 use crate::journal::{Held, merge, replay};
 use crate::spec::{Fsync, Medium};
+use std::collections::HashMap;
 use std::fs;
 
 const TIERS: [(&str, Medium); 2] = [("ram", Medium::Ram), ("disk", Medium::Nvme)];
@@ -15,7 +16,7 @@ fn held(scratch: &Scratch, rebooted: bool) -> Vec<Held> {
         let journal = fs::read(home.join("tier/journal")).expect("a journal");
         // What was in memory is gone.
         let journal = if rebooted && tier == 0 { &[] } else { &journal[..] };
-        replay(journal, rebooted).expect("of this version")
+        replay(journal, rebooted, &HashMap::new()).expect("of this version")
     });
     merge(replays.collect())
 }

@@ -8,7 +8,9 @@ use crate::journal::{self, Record, Replay};
 use crate::partner::home::{self as partner, Contact};
 use crate::shadow::Shadow;
 use crate::spec::{self, DeviceSpec, Medium, TierSpec};
+use kedge_cache_lease::{Page, Slot};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -99,6 +101,8 @@ pub(crate) struct Tier {
     pub(crate) device: Option<Arc<Device>>,
     /// When a partner was told of last what it holds; `None` of a tier of this node's own.
     pub(crate) contact: Option<Contact>,
+    /// What programs have written into it by themselves; `None` where they do not.
+    pub(crate) page: Option<Page>,
 }
 
 /// Makes a private folder, or finds it; it must be this user's.
@@ -171,7 +175,11 @@ impl Tier {
         };
         let durable = spec.medium == Medium::Nvme;
         let rebooted = before.map_or(durable, |before| before != boot);
-        let replay = journal::replay(&bytes, rebooted).map_err(|journal::Unknown| {
+        let page = (spec.medium == Medium::Ram).then(|| Page::make(&folder));
+        let page = page.transpose().map_err(failed)?;
+        // A program that writes still, and has seen its daemon end, ends here.
+        let leased = page.as_ref().map(written_by_programs).unwrap_or_default();
+        let replay = journal::replay(&bytes, rebooted, &leased).map_err(|journal::Unknown| {
             CacheError::Tier(format!(
                 "{} is of another version of kedge: recover what it holds with that one",
                 path.display()
@@ -180,7 +188,8 @@ impl Tier {
         let file = append_to(&path).map_err(failed)?;
         let journal = Mutex::new(Journal::new(file, bytes.len() as u64));
         let contact = partner::contact(&at).map_err(failed)?;
-        let tier = Tier { medium: spec.medium, folder, journal, device: None, contact };
+        let medium = spec.medium;
+        let tier = Tier { medium, folder, journal, device: None, contact, page };
         if durable {
             // The names above it, which nobody else syncs.
             for above in tier.folder.ancestors().skip(1).take(3) {
@@ -252,7 +261,7 @@ impl Tier {
     }
 
     fn shadow_path(&self, file: u64) -> PathBuf {
-        self.folder.join(format!("{file:016x}"))
+        self.folder.join(kedge_cache_lease::shadow_name(file))
     }
 
     /// Opens the shadow of a file.
@@ -314,6 +323,19 @@ impl Tier {
         let mut bytes = Vec::with_capacity(64);
         record.encode(number, &mut bytes);
         lock(&self.journal).append(&bytes, record.frees())
+    }
+
+    /// The same of a record that must not be missed for want of space: an earlier one took it.
+    pub(crate) fn append_promised(&self, number: u64, record: &Record) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(64);
+        record.encode(number, &mut bytes);
+        lock(&self.journal).append(&bytes, true)
+    }
+
+    /// Forgets the leases of a daemon before, once the journal was written anew.
+    pub(crate) fn free_slots(&self) {
+        let slots = self.page.iter().flat_map(|page| page.slots());
+        slots.for_each(Slot::free);
     }
 
     /// Has the disk know all that the journal says.
@@ -385,6 +407,13 @@ impl Tier {
 
 fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Ends what programs write by themselves, and returns how much that was, by the number of the
+/// record that tells of it.
+fn written_by_programs(page: &Page) -> HashMap<u64, u64> {
+    let slots = page.slots().iter();
+    slots.filter_map(|slot| Some((slot.record()?, slot.end(kedge_cache_lease::LENGTH)))).collect()
 }
 
 /// Gives blocks of a shadow back to the system.

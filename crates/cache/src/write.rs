@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Every file system has files as large.
 const ANY_LARGE: u64 = (2 << 30) - 1;
@@ -80,12 +80,14 @@ impl Engine {
     /// system below has it. Does not wait itself.
     pub(crate) fn write(self: &Arc<Engine>, write: Write, data: &[u8], done: Done) {
         let mut desk = self.desk();
-        let place = match desk.waiting.is_empty() {
-            true => self.place(&mut desk, &write),
-            // Those who wait already have their turn first.
-            false => None,
-        };
+        // Those who wait already have their turn first.
+        let first = desk.waiting.is_empty();
+        let mut place = if first { self.place(&mut desk, &write) } else { None };
         drop(desk);
+        if first && place.is_none() && self.end_leases(Duration::ZERO) {
+            // What programs may write by themselves is room as well.
+            place = self.place(&mut self.desk(), &write);
+        }
         if let Some(Place::Tier(tier, taken)) = place
             && let Some(result) = self.absorb_into(&write, data, tier, taken)
         {
@@ -158,6 +160,7 @@ impl Engine {
                 Some(Place::BelowLast)
             }
             None if desk.order.has_hope(self.now()) || self.in_flight() => None,
+            None if self.has_leases() => None,
             None => Some(Place::Below),
         }
     }
@@ -218,16 +221,29 @@ impl Engine {
         if state.below.is_none() && write.handle.writes {
             state.below = Some(write.handle.below.clone());
         }
-        state.hot = Some((part_of(range.end.saturating_sub(1)).start, Instant::now()));
-        self.copies_are_older(&mut state, &range);
-        let written = state.extents.write(range, tier);
-        self.release(file, &state, &written.superseded, &written.freed);
-        state.written = Some(SystemTime::now());
-        state.promised += write.length;
-        self.desk().limits.give_back(tier, file.user, taken - written.taken);
-        self.touched(file, &mut state);
-        Counters::add(&self.counters.absorbed, write.length);
+        self.written(file, &mut state, range, tier, taken);
         Ok(true)
+    }
+
+    /// Notes that a tier has the newest bytes of `range`; `taken` bytes of it were taken for them.
+    pub(crate) fn written(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        range: Range<u64>,
+        tier: TierIndex,
+        taken: u64,
+    ) {
+        let length = range.end - range.start;
+        state.hot = Some((part_of(range.end.saturating_sub(1)).start, Instant::now()));
+        self.copies_are_older(state, &range);
+        let written = state.extents.write(range, tier);
+        self.release(file, state, &written.superseded, &written.freed);
+        state.written = Some(SystemTime::now());
+        state.promised += length;
+        self.desk().limits.give_back(tier, file.user, taken - written.taken);
+        self.touched(file, state);
+        Counters::add(&self.counters.absorbed, length);
     }
 
     /// Returns the tier for a write that was given `taken` bytes of `tier`.
@@ -269,12 +285,7 @@ impl Engine {
     ) -> io::Result<()> {
         let shadow = self.shadow(file, state, tier)?;
         let shadow = shadow.file().ok_or(io::ErrorKind::Unsupported)?;
-        // What is put on a device just now may be older.
-        for (start, changed) in &mut state.moving {
-            let part = part_of(*start);
-            *changed |= range.start < part.end && part.start < range.end;
-        }
-        state.broken.remove(range.clone());
+        state.written_anew(range);
         shadow.write_all_at(data, range.start)?;
         self.note(tier, &Record::Write(file.number, range.start, range.end - range.start))
     }
@@ -420,6 +431,18 @@ impl Engine {
     }
 }
 
+impl State {
+    /// Notes that newer bytes of `range` come into a tier: what is put on a device just now may be
+    /// older, and what one has lost is there again.
+    pub(crate) fn written_anew(&mut self, range: &Range<u64>) {
+        for (start, changed) in &mut self.moving {
+            let part = part_of(*start);
+            *changed |= range.start < part.end && part.start < range.end;
+        }
+        self.broken.remove(range.clone());
+    }
+}
+
 /// Returns where a write begins.
 fn start_of(write: &Write, file: &CachedFile, state: &State) -> io::Result<u64> {
     if write.append { file.size(state) } else { Ok(write.offset) }
@@ -432,14 +455,16 @@ fn start_of(write: &Write, file: &CachedFile, state: &State) -> io::Result<u64> 
 fn end_of(write: &Write, state: &State, start: u64) -> io::Result<u64> {
     let end = start.checked_add(write.length).ok_or(Errno::FBIG)?;
     let below = if write.handle.writes { Some(&write.handle.below) } else { state.below.as_ref() };
-    if end > ANY_LARGE
-        && let Some(below) = below
-        // Nobody uses its position.
-        && rustix::fs::seek(below, SeekFrom::Start(end)) == Err(Errno::INVAL)
-    {
-        return Err(Errno::FBIG.into());
+    match below {
+        Some(below) if !may_end_at(below, end) => Err(Errno::FBIG.into()),
+        _ => Ok(end),
     }
-    Ok(end)
+}
+
+/// Returns whether a file may be as long.
+pub(crate) fn may_end_at(below: &File, end: u64) -> bool {
+    // Nobody uses its position.
+    end <= ANY_LARGE || rustix::fs::seek(below, SeekFrom::Start(end)) != Err(Errno::INVAL)
 }
 
 /// Reads what the kernel has in memory. `None` if it has not all that there is.

@@ -109,6 +109,7 @@ impl CheckArgs {
             check: Some(Check { races: self.races, init: self.init, unused: self.unused }),
             trace: None,
             move_to: None,
+            preload: None,
         })
     }
 }

@@ -16,7 +16,9 @@ use kedge_control::stats::JobStats;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, Interval, JobGpu, OnTerm, Policy};
-use kedge_supervisor::{End, Ended, Far, JobSpec, MoveTo, Outcome, RestartSpec, RunError, die_of};
+use kedge_supervisor::{
+    End, Ended, Far, JobSpec, MoveTo, Outcome, Parts, RestartSpec, RunError, die_of,
+};
 use kedge_supervisor::{kedge_again, resume};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -100,6 +102,10 @@ pub(crate) struct RunArgs {
     /// goes back to its images
     #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "recover"])]
     cache: Option<PathBuf>,
+    /// With --cache: have all writes go through the cache's daemon. Otherwise programs that use the
+    /// C library write at the ends of files into the cache's memory by themselves
+    #[arg(long, requires = "cache")]
+    no_direct: bool,
     /// Say nothing when the program has ended
     #[arg(long, short)]
     quiet: bool,
@@ -292,6 +298,8 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         drain_rate: bytes(args.drain_rate),
         reconnect_ms: args.reconnect.map(|time| time.0.min(MAX_RECONNECT).as_millis() as u64),
     };
+    let direct = args.cache.is_some() && !args.no_direct;
+    let preload = direct.then(preload).transpose()?;
     let spec = JobSpec {
         gpu,
         gpu_default,
@@ -308,6 +316,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         check: None,
         trace: None,
         move_to,
+        preload,
     };
     let cached = args.cache.as_deref().map(ForProgram::begin).transpose()?;
     let end = kedge_supervisor::run(&spec);
@@ -319,6 +328,20 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         tell_stats(stats, to.as_deref(), args.quiet);
     }
     manner.conclude(end)
+}
+
+/// Returns the library that a job is to be given.
+fn preload() -> Result<PathBuf, Failure> {
+    let library = Parts::preload().map_err(|error| Failure::new(error.to_string()))?;
+    // What separates libraries in LD_PRELOAD (ld.so(8)).
+    if library.to_str().is_none_or(|path| path.contains([':', ' '])) {
+        return Err(Failure::new(format!(
+            "{}: a library cannot be preloaded from there: install kedge in a folder whose name \
+             has no blank and no colon, or go with --no-direct",
+            library.display()
+        )));
+    }
+    Ok(library)
 }
 
 /// What `--resume` restarts. The devices are those that are named, or that the job had.
@@ -462,6 +485,7 @@ mod tests {
             RunArgs::augment_args(clap::Command::new("run")).try_get_matches_from(words)
         };
         assert!(read(&[]).is_ok() && read(&["--interval", "10m"]).is_ok());
+        assert!(read(&["--no-direct"]).is_ok());
         for option in [&["--recover"][..], &["--recover=2"], &["--job", "j", "--resume"]] {
             let refused = read(option).expect_err("a conflict");
             assert_eq!(refused.kind(), ErrorKind::ArgumentConflict, "{option:?}: {refused}");

@@ -103,6 +103,7 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         check: None,
         trace: Some(Wanted { file: file.clone(), limit: args.limit.0 }),
         move_to: None,
+        preload: None,
     };
     let end = kedge_supervisor::run(&spec);
     drop(made);

@@ -28,6 +28,8 @@ pub(crate) struct Mapping {
     pub(crate) flags: Vec<String>,
     /// Its file comes back, though no name leads to it.
     pub(crate) comes_back: bool,
+    /// It comes back without contents: what is in it is not the process's own.
+    pub(crate) emptied: bool,
 }
 
 impl Mapping {
@@ -75,7 +77,20 @@ impl Mapping {
             name: unescaped(rest.trim_start()),
             flags: Vec::new(),
             comes_back: false,
+            emptied: false,
         })
+    }
+}
+
+impl Mapping {
+    /// A page of leases as what it is to a restarted process: memory of its own, in which no lease
+    /// stands anywhere. What is in the page is a cache's, and must not come back.
+    fn without_leases(self) -> Mapping {
+        if !self.shared || !kedge_cache_lease::is_page(self.name.as_bytes()) {
+            return self;
+        }
+        let (device, name) = ("00:00".to_owned(), String::new());
+        Mapping { shared: false, offset: 0, device, inode: 0, name, emptied: true, ..self }
     }
 }
 
@@ -106,7 +121,7 @@ fn read(pid: pid_t, file: &'static str) -> Result<Vec<Mapping>, EngineError> {
             last.flags = flags.split_whitespace().map(str::to_owned).collect();
         } else if !first.ends_with(':') {
             let mapping = Mapping::parse(line).ok_or_else(|| strange("a mapping"))?;
-            mappings.push(mapping);
+            mappings.push(mapping.without_leases());
         }
     }
     if mappings.len() > MAX_MAPPINGS { Err(strange("too many mappings")) } else { Ok(mappings) }
@@ -175,6 +190,19 @@ mod tests {
         assert!(Mapping::parse("what is this").is_none());
         let anonymous = Mapping::parse("4000-5000 rw-s 00000000 00:01 9 /dev/zero (deleted)");
         assert!(anonymous.is_some_and(|m| m.shared && m.deleted() && m.path().is_none()));
+    }
+
+    #[test]
+    fn a_page_of_leases_is_memory_of_its_own() {
+        let page = "1000-11000 rw-s 00000000 00:16 9 /dev/shm/kedge-cache-0/scratch-1/tier/leases";
+        let read = |line: &str| Mapping::parse(line).unwrap().without_leases();
+        for line in [page, &format!("{page} (deleted)")] {
+            let Mapping { shared, inode, name, start, emptied, .. } = read(line);
+            assert_eq!((shared, inode, name.as_str(), start), (false, 0, "", 0x1000));
+            assert!(emptied && !crate::track::watchable(&read(line)));
+        }
+        assert!(!read(&page.replace("-s ", "-p ")).name.is_empty());
+        assert!(read(&page.replace("tier/leases", "leases")).shared);
     }
 
     #[test]

@@ -132,6 +132,8 @@ pub struct JobSpec {
     pub trace: Option<Wanted>,
     /// Where its devices move once it runs.
     pub move_to: Option<MoveTo>,
+    /// A library by which its programs write into a cache's memory by themselves.
+    pub preload: Option<PathBuf>,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.

@@ -16,6 +16,7 @@ const SHIM: &str = "libkedge_cuda.so";
 const NVML: &str = "libkedge_nvml.so";
 const PROXY: &str = "kedge-proxy";
 const PLUGIN: &str = "kedge-k8s";
+const PRELOAD: &str = "libkedge_cache_preload.so";
 
 #[derive(Debug, Error)]
 pub enum PartsError {
@@ -38,6 +39,14 @@ impl Parts {
     /// It is in none of them.
     pub fn plugin() -> Result<PathBuf, PartsError> {
         find_in(&places(), PLUGIN)
+    }
+
+    /// The library that has programs write into a cache's memory by themselves, in the same places.
+    ///
+    /// # Errors
+    /// It is in none of them.
+    pub fn preload() -> Result<PathBuf, PartsError> {
+        find_in(&places(), PRELOAD)
     }
 }
 

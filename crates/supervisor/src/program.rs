@@ -14,6 +14,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,9 @@ impl Program {
             command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
         } else {
             command.env_remove("KEDGE_SOCKET");
+        }
+        if let Some(library) = &spec.preload {
+            command.env(PRELOADED, before(library.clone(), PRELOADED));
         }
         if spec.shells {
             command.env("PATH", dir.search_path());
@@ -182,6 +186,8 @@ impl Program {
 /// Where libuv (Node.js) is told whether it may use io_uring, and PyTorch's stores whether they may
 /// use their own libuv, which is not told by the first.
 const NO_URING: [&str; 2] = ["UV_USE_IO_URING", "USE_LIBUV"];
+/// Libraries that the loader takes first (ld.so(8)).
+const PRELOADED: &str = "LD_PRELOAD";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// All of the job's GPUs, by number, where these are some of the machine's: NVIDIA's management
@@ -198,10 +204,15 @@ fn visible(gpu: &JobGpu) -> Option<String> {
 
 /// The job's driver first, then whatever the user had.
 fn library_path(dir: &JobDir) -> OsString {
-    let mut path = dir.lib().into_os_string();
-    if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|old| !old.is_empty()) {
-        path.push(":");
-        path.push(old);
+    before(dir.lib(), "LD_LIBRARY_PATH")
+}
+
+/// Returns a list of `path` and what a variable has.
+fn before(path: PathBuf, variable: &str) -> OsString {
+    let mut list = path.into_os_string();
+    if let Some(old) = std::env::var_os(variable).filter(|old| !old.is_empty()) {
+        list.push(":");
+        list.push(old);
     }
-    path
+    list
 }

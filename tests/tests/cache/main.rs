@@ -4,6 +4,7 @@
 mod cache;
 mod device;
 mod images;
+mod lease;
 mod model;
 mod partner;
 mod partner_images;

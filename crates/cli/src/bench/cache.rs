@@ -4,9 +4,10 @@
 use super::scratch::Scratch;
 use kedge_cache::control::{self, Ask};
 use kedge_probe::Series;
-use kedge_supervisor::kedge_again;
+use kedge_supervisor::{Parts, kedge_again};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::hint::black_box;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
@@ -18,6 +19,8 @@ const PAIRS: usize = 7;
 const TOTAL: usize = 256 << 20;
 const TIER: &str = "ram:1G";
 const WRITERS: usize = 8;
+/// No more may write at once.
+const MOST: usize = 1024;
 const LARGE: usize = 4 << 20;
 
 pub(super) const BURST: &str = "cache: 8 writers of 4 MiB";
@@ -26,16 +29,34 @@ pub(super) const SMALL: &str = "cache: write of 4 KiB";
 pub(super) const MIDDLE: &str = "cache: write of 64 KiB";
 pub(super) const DRAIN: &str = "cache: drain";
 pub(super) const READ: &str = "cache: read of a file that is not cached";
+/// Programs that write by themselves.
+pub(super) const OWN_BURST: &str = "cache, by themselves: 8 writers of 4 MiB";
+pub(super) const OWN_FAIR: &str = "cache, by themselves: slowest of 8 writers";
+pub(super) const OWN_SMALL: &str = "cache, by themselves: write of 4 KiB";
+pub(super) const OWN_MIDDLE: &str = "cache, by themselves: write of 64 KiB";
+const OF_TMPFS: &str = "of tmpfs";
+const OF_MEMCPY: &str = "of memcpy";
+const PAGES: &str = "× page cache";
 
 /// Returns what a figure should be.
 pub(super) fn target(name: &str) -> Option<f64> {
     Some(match name {
-        BURST => 0.9,
-        FAIR => 1.1,
+        BURST | OWN_BURST => 0.9,
+        FAIR | OWN_FAIR => 1.1,
         SMALL | MIDDLE => 1.3,
+        OWN_SMALL | OWN_MIDDLE => 1.0,
         DRAIN | READ => 0.95,
         _ => return None,
     })
+}
+
+/// Who writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The kernel, as it is asked.
+    Kernel,
+    /// The program by itself: a process that is given the cache's library.
+    Itself,
 }
 
 /// A cached folder, one in memory and one of the same file system.
@@ -82,30 +103,18 @@ pub(super) fn run(dir: Option<&Path>, sink: &mut dyn FnMut(Series)) -> Result<()
     let folder = fs::canonicalize(&folder.0).map_err(|error| error.to_string())?;
     let places = Places::new(&folder)?;
     let said = |error: std::io::Error| error.to_string();
-    let (mut bursts, mut fair, mut drains) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..PAIRS {
-        let memory = write(&places.memory, WRITERS, LARGE).map_err(said)?;
-        let cached = write(&places.cached, WRITERS, LARGE).map_err(said)?;
-        bursts.push(longest(&memory) / longest(&cached));
-        fair.push(longest(&cached) / cached.iter().copied().fold(f64::INFINITY, f64::min));
-        let start = Instant::now();
-        places.ask(Ask::Drain)?;
-        let drain = start.elapsed().as_secs_f64();
-        let plain = write(&places.plain, 1, LARGE).map_err(said)?;
-        drains.push(longest(&plain) / drain);
-    }
-    sink(Series { name: BURST.into(), unit: "of tmpfs".into(), samples: bursts });
-    sink(Series { name: FAIR.into(), unit: "× the quickest".into(), samples: fair });
-    sink(Series { name: DRAIN.into(), unit: "of a plain write".into(), samples: drains });
-    for (name, block) in [(SMALL, 4 << 10), (MIDDLE, 64 << 10)] {
-        let mut ratios = Vec::new();
+    bursts(&places, sink)?;
+    for (name, own, block) in [(SMALL, OWN_SMALL, 4 << 10), (MIDDLE, OWN_MIDDLE, 64 << 10)] {
+        let (mut ratios, mut by_themselves) = (Vec::new(), Vec::new());
         for _ in 0..PAIRS {
-            let plain = write(&places.plain, 1, block).map_err(said)?;
-            let cached = write(&places.cached, 1, block).map_err(said)?;
-            ratios.push(longest(&cached) / longest(&plain));
-            places.ask(Ask::Drain)?;
+            let plain = longest(&write(&places.plain, 1, block, By::Kernel).map_err(said)?);
+            for (by, into) in [(By::Kernel, &mut ratios), (By::Itself, &mut by_themselves)] {
+                into.push(longest(&write(&places.cached, 1, block, by).map_err(said)?) / plain);
+                places.ask(Ask::Drain)?;
+            }
         }
-        sink(Series { name: name.into(), unit: "× page cache".into(), samples: ratios });
+        sink(Series { name: name.into(), unit: PAGES.into(), samples: ratios });
+        sink(Series { name: own.into(), unit: PAGES.into(), samples: by_themselves });
     }
     let mut reads = Vec::new();
     for _ in 0..PAIRS {
@@ -116,33 +125,131 @@ pub(super) fn run(dir: Option<&Path>, sink: &mut dyn FnMut(Series)) -> Result<()
     Ok(())
 }
 
+/// Has all writers write at once.
+fn bursts(places: &Places, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
+    let said = |error: io::Error| error.to_string();
+    let mut all: [Vec<f64>; 6] = Default::default();
+    for _ in 0..PAIRS {
+        let memory = longest(&write(&places.memory, WRITERS, LARGE, By::Kernel).map_err(said)?);
+        let copied = longest(&copy(WRITERS, LARGE));
+        let cached = write(&places.cached, WRITERS, LARGE, By::Kernel).map_err(said)?;
+        let start = Instant::now();
+        places.ask(Ask::Drain)?;
+        let drain = start.elapsed().as_secs_f64();
+        let own = write(&places.cached, WRITERS, LARGE, By::Itself).map_err(said)?;
+        places.ask(Ask::Drain)?;
+        let plain = longest(&write(&places.plain, 1, LARGE, By::Kernel).map_err(said)?);
+        let spread = |seconds: &[f64]| {
+            longest(seconds) / seconds.iter().copied().fold(f64::INFINITY, f64::min)
+        };
+        let figures = [
+            memory / longest(&cached),
+            spread(&cached),
+            plain / drain,
+            memory / longest(&own),
+            copied / longest(&own),
+            spread(&own),
+        ];
+        all.iter_mut().zip(figures).for_each(|(samples, figure)| samples.push(figure));
+    }
+    let quickest = "× the quickest";
+    let named = [
+        (BURST, OF_TMPFS),
+        (FAIR, quickest),
+        (DRAIN, "of a plain write"),
+        (OWN_BURST, OF_TMPFS),
+        (OWN_BURST, OF_MEMCPY),
+        (OWN_FAIR, quickest),
+    ];
+    for ((name, unit), samples) in named.into_iter().zip(all) {
+        sink(Series { name: name.into(), unit: unit.into(), samples });
+    }
+    Ok(())
+}
+
 fn longest(seconds: &[f64]) -> f64 {
     seconds.iter().copied().fold(0.0, f64::max)
 }
 
 /// Has so many writers write all bytes together in blocks, each its own file anew; seconds of each.
-fn write(dir: &Path, writers: usize, block: usize) -> std::io::Result<Vec<f64>> {
+fn write(dir: &Path, writers: usize, block: usize, by: By) -> io::Result<Vec<f64>> {
+    match by {
+        By::Kernel => write_here(dir, writers, block),
+        By::Itself => write_there(dir, writers, block),
+    }
+}
+
+/// The same by threads of this process.
+fn write_here(dir: &Path, writers: usize, block: usize) -> io::Result<Vec<f64>> {
     let data = vec![7; block];
+    let each = |index: usize| {
+        let path = dir.join(format!("f{index}"));
+        let _ = fs::remove_file(&path);
+        let start = Instant::now();
+        let mut file = File::create(path)?;
+        for _ in 0..TOTAL / writers / block {
+            file.write_all(&data)?;
+        }
+        drop(file);
+        Ok(start.elapsed().as_secs_f64())
+    };
+    together(writers, each).into_iter().collect()
+}
+
+/// The same by those of a process that has the cache's library: [`writers`].
+fn write_there(dir: &Path, writers: usize, block: usize) -> io::Result<Vec<f64>> {
+    let library = Parts::preload().map_err(io::Error::other)?;
+    let mut command = kedge_again();
+    command.args(["bench", "writers", "--dir"]).arg(dir).env("LD_PRELOAD", library);
+    command.args(["--size", &block.to_string(), "--size", &writers.to_string()]);
+    let output = command.stdin(Stdio::null()).output()?;
+    match output.status.success() {
+        true => Ok(serde_json::from_slice(&output.stdout)?),
+        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned())),
+    }
+}
+
+/// Writes to a folder as [`write_here`] does and prints the seconds: what the bench starts.
+pub(super) fn writers(dir: Option<&Path>, sizes: &[u64]) -> Result<(), String> {
+    let numbers: Vec<usize> = sizes.iter().filter_map(|size| usize::try_from(*size).ok()).collect();
+    let usual = |block: &usize, writers: &usize| *block > 0 && (1..=MOST).contains(writers);
+    let (Some(dir), [block, writers]) = (dir, &numbers[..]) else {
+        return Err("it takes --dir, and --size twice: of a block, and how many write".into());
+    };
+    if !usual(block, writers) {
+        return Err(format!("{writers} writers of blocks of {block} bytes: not of any use"));
+    }
+    let (writers, block) = (*writers, *block);
+    let seconds = write_here(dir, writers, block).map_err(|error| error.to_string())?;
+    let text = serde_json::to_string(&seconds).map_err(|error| error.to_string())?;
+    crate::output::print(&text).map_err(|error| error.to_string())
+}
+
+/// Has so many threads copy all bytes together in blocks, each to memory of its own that is there;
+/// seconds of each.
+fn copy(writers: usize, block: usize) -> Vec<f64> {
+    let data = vec![7u8; block];
+    together(writers, |_| {
+        let mut memory = vec![1u8; TOTAL / writers];
+        let start = Instant::now();
+        memory.chunks_exact_mut(block).for_each(|part| part.copy_from_slice(black_box(&data)));
+        let seconds = start.elapsed().as_secs_f64();
+        black_box(memory);
+        seconds
+    })
+}
+
+/// Has so many threads work at once.
+fn together<R: Send>(threads: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..writers)
+        let threads: Vec<_> = (0..threads)
             .map(|index| {
-                let (path, data) = (dir.join(format!("f{index}")), &data);
-                scope.spawn(move || {
-                    let _ = fs::remove_file(&path);
-                    let start = Instant::now();
-                    let mut file = File::create(path)?;
-                    for _ in 0..TOTAL / writers / block {
-                        file.write_all(data)?;
-                    }
-                    drop(file);
-                    Ok(start.elapsed().as_secs_f64())
-                })
+                let work = &work;
+                scope.spawn(move || work(index))
             })
             .collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined
-            .map(|result| result.unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into())))
-            .collect()
+        // One that has panicked has no result, and has told why.
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     })
 }
 

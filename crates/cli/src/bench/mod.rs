@@ -116,6 +116,9 @@ enum What {
     /// What programs see of a folder that `kedge cache` absorbs the writes of, by turns with tmpfs
     /// and with the file system below. Takes root, and 1.5 GiB of memory and disk
     Cache,
+    /// What `bench cache` starts
+    #[value(hide = true)]
+    Writers,
     /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the
     /// same without kedge, by turns, and beside DMTCP, CRIU (as root) and fio where PATH leads to
     /// them. Takes some minutes
@@ -155,6 +158,7 @@ impl What {
             What::Codecs => "codecs",
             What::Barriers => "barriers",
             What::Cache => "cache",
+            What::Writers => "writers",
             What::Process => "process",
             What::Checkpoint => "checkpoint",
             What::Cost => "cost",
@@ -209,6 +213,7 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         }
         What::Barriers => return process::barriers::run(dir, sink),
         What::Cache => return cache::run(dir, sink),
+        What::Writers => return cache::writers(dir, &sizes),
         What::Process => return process::run(sizes, dir, sink),
         What::Checkpoint => {
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;

@@ -76,6 +76,9 @@ fn told(status: &Status) -> String {
         Size(status.drained),
         Size(status.through)
     );
+    if status.leased > 0 {
+        text += &format!("by leases   {} of what was absorbed\n", Size(status.leased));
+    }
     if status.moved > 0 {
         text += &format!("to devices  {}, {} back\n", Size(status.moved), Size(status.back));
     }

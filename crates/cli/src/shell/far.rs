@@ -104,6 +104,7 @@ pub(super) fn supervise(command: &str) -> Result<ExitCode, Failure> {
         check: None,
         trace: None,
         move_to: None,
+        preload: None,
     };
     Manner { quiet: true, ..Manner::default() }.conclude(kedge_supervisor::run(&spec))
 }

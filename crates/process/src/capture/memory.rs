@@ -97,7 +97,9 @@ pub(super) fn runs(
 
 /// Whether the mapping's pages are the process's own, once written.
 pub(super) fn own(mapping: &Mapping) -> bool {
-    !mapping.shared && !crate::state::KERNEL_MAPPINGS.contains(&mapping.name.as_str())
+    !mapping.shared
+        && !mapping.emptied
+        && !crate::state::KERNEL_MAPPINGS.contains(&mapping.name.as_str())
 }
 
 pub(super) fn split(mapping: &Mapping, runs: &[(u64, u64)], chunks: &mut Vec<Chunk>) {

@@ -253,6 +253,7 @@ mod tests {
                 name: String::new(),
                 flags: Vec::new(),
                 comes_back: false,
+                emptied: false,
             },
         };
         let views = [view(1, 0x10000, 0, 4), view(2, 0x80000, 0x2000, 8)];

@@ -23,6 +23,7 @@ mod files;
 mod inet;
 mod inotify;
 mod job;
+mod leases;
 mod locks;
 mod memory;
 pub(crate) mod mqueue;
@@ -164,6 +165,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
+        &leases::Leases,
         &mqueue::Queues,
         &unix::Unix,
         &inet::Inet,

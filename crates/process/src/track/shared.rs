@@ -502,6 +502,7 @@ mod tests {
             name,
             flags,
             comes_back,
+            emptied: false,
         };
         View { pid, mapping }
     }

@@ -33,6 +33,7 @@ pub(super) fn status(under: &str) -> Status {
         below: 0,
         users: Vec::new(),
         absorbed: 0,
+        leased: 0,
         through: 0,
         drained: 0,
         moved: 0,
