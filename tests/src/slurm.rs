@@ -3,6 +3,7 @@
 
 use crate::cluster::Cluster;
 use crate::job::{User, kill_all_in, send};
+use crate::root;
 use kedge_left_out::left_out;
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 /// What the daemons and the commands are, by the packages slurm-wlm and munge.
 const PROGRAMS: [&str; 4] =
     ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/bin/srun"];
+/// What plugins are built by, by the package libslurm-dev.
+const HEADER: &str = "/usr/include/slurm/spank.h";
 /// How long the nodes may take to be idle.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -36,6 +39,19 @@ static ALONE: Mutex<()> = Mutex::new(());
 impl Slurm {
     /// So many nodes, called a1, b1, …; `None` where there can be none, which is counted.
     pub fn new(name: &str, user: User, nodes: usize) -> Option<Slurm> {
+        Slurm::begin(name, user, nodes, false)
+    }
+
+    /// The same with kedge's plugin.
+    pub fn with_plugin(name: &str, user: User, nodes: usize) -> Option<Slurm> {
+        if !Path::new(HEADER).exists() {
+            left_out(name, &format!("no {HEADER}: scripts/setup --tests"));
+            return None;
+        }
+        Slurm::begin(name, user, nodes, true)
+    }
+
+    fn begin(name: &str, user: User, nodes: usize, plugin: bool) -> Option<Slurm> {
         if let Some(missing) = PROGRAMS.iter().find(|path| !Path::new(path).exists()) {
             left_out(name, &format!("no {missing}: scripts/setup --tests"));
             return None;
@@ -52,6 +68,9 @@ impl Slurm {
         }
         let mut slurm = Slurm { daemons: Vec::new(), folder, cluster, _alone: alone };
         slurm.configure(nodes);
+        if plugin {
+            slurm.build_plugin();
+        }
         slurm.start(nodes);
         Some(slurm)
     }
@@ -104,6 +123,20 @@ impl Slurm {
             writeln!(text, "{line}").expect("memory");
             fs::create_dir(self.at("spool").join(node)).expect("a folder");
         }
+        fs::write(self.at("slurm.conf"), text).expect("a file");
+    }
+
+    /// Builds the plugin by the header of this Slurm, and has it loaded.
+    fn build_plugin(&self) {
+        let (source, plugin) = (root().join("slurm/kedge-spank.c"), self.at("kedge_spank.so"));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O2"]);
+        let built = compiler.arg("-o").arg(&plugin).arg(source).status().expect("cc");
+        assert!(built.success(), "the plugin is not built");
+        let line = format!("required {} kedge={}\n", plugin.display(), self.kedge().display());
+        fs::write(self.at("plugstack.conf"), line).expect("a file");
+        let mut text = fs::read_to_string(self.at("slurm.conf")).expect("its configuration");
+        writeln!(text, "PlugStackConfig={}/plugstack.conf", self.folder.display()).expect("memory");
         fs::write(self.at("slurm.conf"), text).expect("a file");
     }
 

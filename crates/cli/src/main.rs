@@ -42,6 +42,7 @@ mod run;
 mod serve;
 mod shell;
 mod size;
+mod slurm;
 mod swap;
 mod take_job;
 mod time;
@@ -131,6 +132,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Cdi(cdi::CdiArgs),
     K8s(k8s::K8sArgs),
+    Slurm(slurm::SlurmArgs),
     Keys(keys::KeysArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
@@ -171,7 +173,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    if let Some(ended) = shell::called() {
+    if let Some(ended) = shell::called().or_else(slurm::called) {
         return ended;
     }
     let done = |()| ExitCode::SUCCESS;
@@ -196,6 +198,7 @@ fn main() -> ExitCode {
         Command::Warm(args) => warm::run(&args).map(done),
         Command::Cdi(args) => cdi::run(&args).map(done),
         Command::K8s(args) => k8s::run(&args).map(done),
+        Command::Slurm(args) => slurm::run(&args).map(done),
         Command::Serve(args) => serve::run(&args).map(done),
         Command::Keys(args) => keys::run(&args).map(done),
         Command::Images(args) => images::run(&args).map(done),

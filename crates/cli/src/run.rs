@@ -129,6 +129,16 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
+impl RunArgs {
+    /// Where the job's images go; `None` where there is no folder by default.
+    ///
+    /// # Errors
+    /// The current folder is gone.
+    pub(crate) fn images(&self) -> Result<Option<PathBuf>, Failure> {
+        Ok(self.checkpoints.policy()?.dir)
+    }
+}
+
 /// Where the parts of a job on several hosts meet; `kedge restart` takes the same.
 #[derive(Debug, Args)]
 pub(crate) struct HostArgs {
@@ -199,6 +209,11 @@ pub(crate) struct CheckpointArgs {
     /// system puts it into its queue again
     #[arg(long, value_name = "STATUS", requires = "on_term", value_parser = clap::value_parser!(u8).range(1..125))]
     requeue_exit: Option<u8>,
+    /// With --on-term: start the program with SIGTERM blocked, which its children inherit, and end
+    /// the job when it is captured; for batch systems that send the signal to all of a job's
+    /// processes, which would be gone before they are saved
+    #[arg(long, requires = "on_term")]
+    withhold_term: bool,
 }
 
 /// `10m`, `auto` or `auto,12h`.
@@ -227,7 +242,7 @@ fn on_term(text: &str) -> Result<OnTerm, String> {
         return Err(format!("`{what}` is nothing that kedge does on SIGTERM: give checkpoint"));
     }
     let deadline = deadline.map(str::parse::<Time>).transpose().map_err(|bad| bad.to_string())?;
-    Ok(OnTerm { deadline: deadline.map(|time| time.0), requeue_exit: None })
+    Ok(OnTerm { deadline: deadline.map(|time| time.0), requeue_exit: None, withheld: false })
 }
 
 impl CheckpointArgs {
@@ -242,7 +257,8 @@ impl CheckpointArgs {
         };
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
         let requeue_exit = self.requeue_exit;
-        let on_term = self.on_term.map(|on_term| OnTerm { requeue_exit, ..on_term });
+        let withheld = self.withhold_term;
+        let on_term = self.on_term.map(|on_term| OnTerm { requeue_exit, withheld, ..on_term });
         let (keep, interval, recover) = (self.keep, self.interval, self.recover);
         let (hold, warm) = (self.hold.map(|time| time.0), self.warm);
         Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold, warm, resume: false })

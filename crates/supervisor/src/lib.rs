@@ -82,8 +82,8 @@ use postscript::Postscript;
 pub use program::Outcome;
 use program::Program;
 use proxies::{Launch, Proxies};
-pub use rank::RankError;
 use rank::{Open, Seat};
+pub use rank::{RankError, is_one_of_ranks};
 use recover::Recovery;
 pub use recover::{End, GoBack};
 pub use relayed::Passed;
@@ -367,7 +367,7 @@ fn supervise(
     let except = beside.map(|pid| pid as i32).collect();
     let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except };
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
-    let ranks = Ranks::of(joint.as_ref(), dir);
+    let ranks = Ranks::of(joint.as_ref(), &spec.policy, dir);
     let checkpointer = serve_control(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.turn.start();

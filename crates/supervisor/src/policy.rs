@@ -55,6 +55,11 @@ impl Policy {
 }
 
 impl Policy {
+    /// Returns whether the job's processes do not get SIGTERM, which they are all sent.
+    pub(crate) fn withholds_term(&self) -> bool {
+        self.on_term.is_some_and(|on_term| on_term.withheld)
+    }
+
     /// Returns the options that say what a rank of a step of several cannot have, and whether each
     /// is given.
     pub(crate) fn needs_one_part(&self) -> [(&'static str, bool); 1] {
@@ -221,6 +226,10 @@ pub struct OnTerm {
     /// What kedge ends with when the job has been captured so: the batch system requeues it.
     #[serde(default)]
     pub requeue_exit: Option<u8>,
+    /// The program has SIGTERM blocked: the batch system sends it to all processes of the job. The
+    /// job ends with its image.
+    #[serde(default)]
+    pub withheld: bool,
 }
 
 /// As `--on-term` takes it.

@@ -270,7 +270,7 @@ fn restart_one(
     }
     let restarted = Arc::new(restarted);
     let missed = Arc::new(Missed::new());
-    let ranks = Ranks::of(place.joint, dir);
+    let ranks = Ranks::of(place.joint, &policy, dir);
     let outcome = watch((policy.clone(), ranks), dir, &log, &signals, &restarted, &missed);
     if let Some(moved) = departing::moved_from(dir.path()) {
         drop(restarted);
@@ -365,8 +365,9 @@ fn first_that_works<'a>(
         let give_up = || signals::sent_to_end().is_some();
         let policy = spec.policy.or(Policy::of_image(manifest));
         let ranks = joint.and_then(|joint| joint.ranks);
-        // It was withheld from ranks, and meant for a step in which they are no longer.
-        let forgets = ranks.and(policy.on_term).map(|_| libc::SIGTERM);
+        // It was withheld, and meant for a step in which the job is no longer.
+        let withheld = ranks.is_some() || policy.withholds_term();
+        let forgets = policy.on_term.filter(|_| withheld).map(|_| libc::SIGTERM);
         let options = RestartOptions {
             paths,
             plugins,

@@ -11,9 +11,10 @@ use crate::policy::Policy;
 use crate::restart::Candidates;
 use kedge_control::joblog::JobLog;
 use kedge_image::{ImageError, Manifest, Part};
-use std::fs::{self, File};
+use rustix::fs::OFlags;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -93,12 +94,36 @@ pub(crate) fn concluded(
     outcome
 }
 
+/// Has images of a job not count that were made up to `time`: they are those of another job that
+/// had its name. What is noted already to a later time stays.
+///
+/// # Errors
+/// The folder cannot be read or written.
+pub fn forget_before(dir: &Path, job: &JobName, time: SystemTime) -> io::Result<()> {
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let is_noted = done_at(dir, job).is_some_and(|done| done >= seconds);
+    // A folder that cannot be read is told of where it is read for its images.
+    if is_noted || images(dir, job).unwrap_or_default().is_empty() {
+        return Ok(());
+    }
+    make_mark(dir, job)?.set_modified(time)
+}
+
 /// Notes that a job's program has ended well; without images there is nothing to note.
 pub(crate) fn note_done(dir: &Path, job: &JobName) -> io::Result<()> {
-    match File::create(mark(dir, job)) {
+    match make_mark(dir, job) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         made => made?.set_modified(SystemTime::now()),
     }
+}
+
+/// Opens a job's mark, for whose time alone it is there. Somebody else who may write to the folder
+/// may have put a link into its place, to a file of this user's, or a FIFO.
+fn make_mark(dir: &Path, job: &JobName) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).custom_flags(flags.bits() as i32);
+    options.open(mark(dir, job))
 }
 
 #[cfg(test)]
@@ -113,7 +138,8 @@ mod tests {
     }
 
     fn policy(dir: &Path, status: Option<u8>) -> Policy {
-        let on_term = crate::policy::OnTerm { deadline: None, requeue_exit: status };
+        let on_term =
+            crate::policy::OnTerm { deadline: None, requeue_exit: status, withheld: false };
         let keep = NonZeroU32::new(2);
         let dir = Some(dir.to_owned());
         Policy { dir, keep, on_term: Some(on_term), resume: true, ..Policy::default() }
@@ -141,6 +167,50 @@ mod tests {
         all.push(found());
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!(all, [1, 1, 1, 0, 1]);
+    }
+
+    #[test]
+    fn images_of_another_time_do_not_count() {
+        let dir = std::env::temp_dir().join(format!("kedge-forget-{}", std::process::id()));
+        let job: JobName = "j".parse().unwrap();
+        let now = crate::jobs::now();
+        let at = |seconds: u64| UNIX_EPOCH + Duration::from_secs(seconds);
+        forget_before(&dir, &job, at(now)).unwrap();
+        assert!(!dir.exists(), "there is nothing to forget");
+        for (name, captured) in [("j-0001", now - 50), ("j-0002", now - 10)] {
+            fs::create_dir_all(dir.join(name)).unwrap();
+            Manifest::new("j".into(), vec![], captured).write(&dir.join(name)).unwrap();
+        }
+        let mut left = Vec::new();
+        for since in [now - 60, now - 20, now - 40, now - 10] {
+            forget_before(&dir, &job, at(since)).unwrap();
+            left.push(images(&dir, &job).unwrap().len());
+        }
+        fs::remove_dir_all(&dir).unwrap();
+        // What was noted to a later time stays.
+        assert_eq!(left, [2, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_mark_is_not_made_through_a_link() {
+        let dir = std::env::temp_dir().join(format!("kedge-mark-{}", std::process::id()));
+        let job: JobName = "j".parse().unwrap();
+        fs::create_dir_all(dir.join("j-0001")).unwrap();
+        Manifest::new("j".into(), vec![], 1).write(&dir.join("j-0001")).unwrap();
+        let other = dir.join("other");
+        fs::write(&other, "text").unwrap();
+        std::os::unix::fs::symlink(&other, mark(&dir, &job)).unwrap();
+        let before = fs::metadata(&other).unwrap().modified().unwrap();
+        let done = note_done(&dir, &job).is_err();
+        // One that leads nowhere has none made there.
+        fs::remove_file(mark(&dir, &job)).unwrap();
+        std::os::unix::fs::symlink(dir.join("new"), mark(&dir, &job)).unwrap();
+        let forgotten = forget_before(&dir, &job, SystemTime::now()).is_err();
+        let left = (fs::read_to_string(&other).unwrap(), dir.join("new").exists());
+        let after = fs::metadata(&other).unwrap().modified().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((left, done, forgotten), (("text".to_owned(), false), true, true));
+        assert_eq!(before, after);
     }
 
     #[test]

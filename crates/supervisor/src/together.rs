@@ -1,10 +1,12 @@
 //! The last word of ranks: SIGTERM reaches every process of a step, or some of them, in any order.
-//! Whichever rank hears of it has all of them saved once, and all end with that image.
+//! Whichever rank hears of it has all of them saved once, and all end with that image. A job of its
+//! own whose processes are all told (`--withhold-term`) ends as one rank does.
 
 use crate::control::Until;
 use crate::jobs::{JobDir, LastImage};
 use crate::joint::Joint;
 use crate::missed::Missed;
+use crate::policy::Policy;
 use crate::watch::take_one;
 use kedge_control::job::{Order, Progress};
 use kedge_control::joblog::JobLog;
@@ -67,10 +69,17 @@ enum Came {
 }
 
 impl Ranks {
-    /// That of a job's part, if it is one.
-    pub(crate) fn of(joint: Option<&Joint>, dir: &JobDir) -> Option<Ranks> {
-        let joint = joint.filter(|joint| joint.ranks.is_some())?;
-        Some(Ranks { first: joint.is_first(), saved: joint.saved, last: dir.last_image() })
+    /// That of a job's part, if it is one; or of a job that ends as a rank does.
+    pub(crate) fn of(joint: Option<&Joint>, policy: &Policy, dir: &JobDir) -> Option<Ranks> {
+        let last = dir.last_image();
+        match joint.filter(|joint| joint.ranks.is_some()) {
+            Some(joint) => Some(Ranks { first: joint.is_first(), saved: joint.saved, last }),
+            // A part that is no rank ends for itself.
+            None if policy.withholds_term() && joint.is_none() => {
+                Some(Ranks { first: true, saved: Saved::new(), last })
+            }
+            None => None,
+        }
     }
 
     /// Whether all have been saved and end.

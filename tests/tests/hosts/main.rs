@@ -9,4 +9,5 @@ mod joint_hosts;
 mod joint_mpi;
 mod meet;
 mod slurm;
+mod spank;
 mod ssh;

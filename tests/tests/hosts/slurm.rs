@@ -20,10 +20,10 @@ const WELL: i32 = 7;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Nodes, and a job of two ranks on them.
-struct Site {
-    slurm: Slurm,
+pub(super) struct Site {
+    pub(super) slurm: Slurm,
     /// What the ranks run.
-    program: Vec<String>,
+    pub(super) program: Vec<String>,
     /// Their devices.
     gpu: &'static str,
 }
@@ -37,7 +37,11 @@ impl Site {
 
     /// The same for one whose ranks use such devices.
     fn with(gpu: &'static str, name: &str, user: User, nodes: usize, steps: u64) -> Option<Site> {
-        let slurm = Slurm::new(name, user, nodes)?;
+        Site::on(Slurm::new(name, user, nodes)?, gpu, name, steps)
+    }
+
+    /// The same on nodes that there are.
+    pub(super) fn on(slurm: Slurm, gpu: &'static str, name: &str, steps: u64) -> Option<Site> {
         let home = slurm.cluster.world.home();
         let mut compiler = Command::new("mpicc.mpich");
         compiler.arg("-O1").arg("-o").arg(home.join("mpi"));
@@ -68,7 +72,7 @@ impl Site {
         Some(Site { slurm, program, gpu })
     }
 
-    fn home(&self) -> PathBuf {
+    pub(super) fn home(&self) -> PathBuf {
         self.slurm.cluster.world.home()
     }
 
@@ -113,7 +117,7 @@ impl Site {
     }
 
     /// Sends a signal to all tasks.
-    fn cancel(&self, signal: &str) {
+    pub(super) fn cancel(&self, signal: &str) {
         let cancelled = self.slurm.command(&["scancel", "-n", "sim", "--signal", signal]).output();
         let cancelled = cancelled.expect("nsenter");
         assert!(cancelled.status.success(), "{}", stderr(&cancelled));
@@ -155,7 +159,7 @@ impl Site {
     }
 
     /// Its steps go to `out.0`.
-    fn submit(&self, options: &[&str], lines: &str) {
+    pub(super) fn submit(&self, options: &[&str], lines: &str) {
         let script = format!(
             "#!/bin/sh
 #SBATCH --job-name=sim
@@ -174,11 +178,11 @@ echo start >&2
         assert!(submitted.status.success(), "{}", stderr(&submitted));
     }
 
-    fn said(&self) -> String {
+    pub(super) fn said(&self) -> String {
         fs::read_to_string(self.home().join("err.0")).unwrap_or_default()
     }
 
-    fn wait(&self, is: impl Fn() -> bool) {
+    pub(super) fn wait(&self, is: impl Fn() -> bool) {
         let begin = Instant::now();
         while !is() {
             assert!(begin.elapsed() < LONG, "{} {}", self.said(), self.slurm.logs());
@@ -186,12 +190,12 @@ echo start >&2
         }
     }
 
-    fn wait_for_lines(&self, lines: usize) {
+    pub(super) fn wait_for_lines(&self, lines: usize) {
         self.wait(|| steps_in(&self.home(), 0).len() >= lines);
     }
 
     /// Waits until the script has been started so often.
-    fn wait_for_starts(&self, starts: usize) {
+    pub(super) fn wait_for_starts(&self, starts: usize) {
         self.wait(|| self.said().lines().filter(|line| *line == "start").count() >= starts);
     }
 
@@ -211,7 +215,7 @@ echo start >&2
     }
 
     /// All steps are in `out.0`, one after the other, by one program.
-    fn each_step_once(&self, last: u64) {
+    pub(super) fn each_step_once(&self, last: u64) {
         let steps = steps_in(&self.home(), 0);
         let fields = |line: &String| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
         let nonce = fields(&steps[0]).swap_remove(0);

@@ -1,5 +1,5 @@
 //! `kedge run --resume`: one line that starts a job, or goes on with it, as batch systems have it.
-use kedge_tests::job::{Job, kedge_as};
+use kedge_tests::job::{Job, kedge_as, send};
 use kedge_tests::place::Place;
 use kedge_tests::world::stderr;
 use std::process::Stdio;
@@ -52,6 +52,34 @@ fn a_job_is_started_requeued_resumed_and_started_anew() {
     // One that did not end well goes on from its own images alone, and has none.
     let mut job = Job::start(line(&place));
     job.kill();
+}
+
+/// The program is told before kedge is, as by a batch system that knows a job by its processes.
+#[test]
+fn a_job_whose_processes_are_all_told_is_saved() {
+    let place = Place::mine("resumeall");
+    // bash takes signals again that are blocked where it substitutes processes.
+    let script = SCRIPT.replace("read -t 0.01 <> <(:)", "sleep 0.01");
+    let withheld = || {
+        let line = [&BATCH[..10], &["--withhold-term", "--", "bash", "-c", &script]].concat();
+        kedge_as(&place.world, place.user, &line)
+    };
+    let mut job = Job::start(withheld());
+    for told in 1..=2 {
+        let before = job.step;
+        job.read_to(before + 20);
+        let nonce = job.nonce.clone();
+        let jobs = place.output(&["ps", "--json"]).stdout;
+        let jobs: Vec<serde_json::Value> = serde_json::from_slice(&jobs).expect("a list");
+        let number = |name: &str| jobs[0][name].as_u64().expect("a process") as u32;
+        send("TERM", &[number("pid"), number("supervisor"), number("supervisor")]);
+        job.drain();
+        assert_eq!(job.wait().code(), Some(85), "{}", place.log());
+        assert_eq!(place.names().len(), told, "{}", place.log());
+        job = Job::restart(withheld(), &nonce);
+        assert!(job.step > before, "{} after {before}", job.step);
+    }
+    assert_eq!(job.finish(STEPS).code(), Some(0));
 }
 
 /// What the devices hold is written by a process that would end with its program.

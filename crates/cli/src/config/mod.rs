@@ -58,6 +58,22 @@ pub(crate) fn parse() -> Result<Cli, Failure> {
     Cli::from_arg_matches(&matches).map_err(Failure::of_usage)
 }
 
+/// Parses `words` as a command line, and fills in what the files say.
+///
+/// # Errors
+/// It is not understood, or a file is wrong; in few words.
+pub(crate) fn check(words: Vec<OsString>) -> Result<Cli, Failure> {
+    let command = Cli::command();
+    let short = |error: clap::Error| {
+        let said = error.to_string();
+        let first = said.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        Failure::of_usage(first.trim_start_matches("error: "))
+    };
+    let matches = command.clone().try_get_matches_from(&words).map_err(short)?;
+    let matches = Given::of(&command, &matches).with(&command, words, &load()?)?;
+    Cli::from_arg_matches(&matches).map_err(short)
+}
+
 /// Reads the files; their errors say how a command runs without them.
 fn load() -> Result<Settings, Failure> {
     let loaded = file::places().and_then(|places| Settings::load(&places));

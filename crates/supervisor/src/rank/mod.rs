@@ -126,6 +126,12 @@ impl Seat {
     }
 }
 
+/// Returns whether this process is one of several ranks of a step: all of them are one job.
+#[must_use]
+pub fn is_one_of_ranks() -> bool {
+    Seat::here().is_some_and(|seat| seat.has_others())
+}
+
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
