@@ -17,10 +17,10 @@ fn main() -> Result<(), RecordError> {
         let text = vec![0x5a; TEXT];
         let (mut sealer, _) = secrets(suite).records()?;
         let mut sealed = Vec::new();
-        sealer.seal(&text, &mut sealed)?;
+        sealer.seal(&[&text], &mut sealed)?;
         let seal = rate(|| {
             sealed.clear();
-            sealer.seal(&text, &mut sealed)
+            sealer.seal(&[&text], &mut sealed)
         })?;
 
         // What is opened has to be sealed first, out of the time that counts.
@@ -28,7 +28,7 @@ fn main() -> Result<(), RecordError> {
         let (mut opened, mut spent, mut bytes) = (Vec::new(), Duration::ZERO, 0);
         while spent < LASTS {
             sealed.clear();
-            sealer.seal(&text, &mut sealed)?;
+            sealer.seal(&[&text], &mut sealed)?;
             opened.clear();
             let begin = Instant::now();
             opener.open(&sealed, &mut opened)?;

@@ -143,7 +143,7 @@ impl Sealing {
         from: &[u8],
     ) -> io::Result<usize> {
         self.sealed.clear();
-        self.sealer.seal(from, &mut self.sealed)?;
+        self.sealer.seal(&[from], &mut self.sealed)?;
         let mut left = &self.sealed[..];
         while !left.is_empty() {
             match write(stream, until, left) {

@@ -79,7 +79,7 @@ fn nothing_is_read_beyond_the_handshake() {
                 connect(&mut near, &pair.client, &pair.pins, &name("server"), LIMIT).unwrap();
             let (mut sealer, _) = secrets.records().unwrap();
             let mut sealed = Vec::new();
-            sealer.seal(text, &mut sealed).unwrap();
+            sealer.seal(&[text], &mut sealed).unwrap();
             near.write_all(&sealed).unwrap();
             near.shutdown(Shutdown::Write).unwrap();
         });

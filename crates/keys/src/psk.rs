@@ -151,7 +151,7 @@ impl PskChannel {
         }
         self.greet(out);
         let Some(sealer) = &mut self.sealer else { return Ok(false) };
-        sealer.seal(plain, out)?;
+        sealer.seal(&[plain], out)?;
         Ok(true)
     }
 

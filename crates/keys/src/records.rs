@@ -113,20 +113,24 @@ impl Sealer {
         self.suite.common.confidentiality_limit
     }
 
-    /// Appends `plain` to `out` as records.
+    /// Appends plain text, in parts that follow each other, to `out` as records.
     ///
     /// # Errors
-    /// The key is used up: nothing of `plain` has been sealed.
-    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
-        let records = plain.len().div_ceil(MAX_PLAIN) as u64;
+    /// The key is used up: nothing of it has been sealed.
+    pub fn seal(&mut self, plain: &[&[u8]], out: &mut Vec<u8>) -> Result<(), RecordError> {
+        let mut rest = OutboundChunks::new(plain);
+        let records = rest.len().div_ceil(MAX_PLAIN) as u64;
         let after = self.key.sequence.checked_add(records);
         if after.is_none_or(|after| after > self.limit().saturating_sub(SPARE)) {
             return Err(RecordError::UsedUp(self.key.sequence));
         }
-        out.reserve(plain.len() + records as usize * (HEAD + 17));
-        plain
-            .chunks(MAX_PLAIN)
-            .try_for_each(|it| self.record(ContentType::ApplicationData, it, out))
+        out.reserve(rest.len() + records as usize * (HEAD + 17));
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(MAX_PLAIN);
+            self.record(ContentType::ApplicationData, now, out)?;
+            rest = later;
+        }
+        Ok(())
     }
 
     /// Appends the record that says that nothing more is sent.
@@ -136,19 +140,18 @@ impl Sealer {
     pub fn close(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         const WARNING: u8 = 1;
         let alert = [WARNING, AlertDescription::CloseNotify.into()];
-        self.record(ContentType::Alert, &alert, out)
+        self.record(ContentType::Alert, OutboundChunks::Single(&alert), out)
     }
 
     fn record(
         &mut self,
         typ: ContentType,
-        plain: &[u8],
+        payload: OutboundChunks<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), RecordError> {
         if self.key.sequence >= self.limit() {
             return Err(RecordError::UsedUp(self.key.sequence));
         }
-        let payload = OutboundChunks::Single(plain);
         let message = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload };
         let sealed = self.encrypter.encrypt(message, self.key.sequence);
         out.extend_from_slice(&sealed.map_err(|_| RecordError::NoRecord)?.encode());
@@ -212,6 +215,29 @@ impl Opener {
         }
     }
 
+    /// The same, of bytes that may be changed: of records that are whole among them, only the text
+    /// is copied.
+    ///
+    /// # Errors
+    /// As [`Opener::open`].
+    pub fn open_in_place(
+        &mut self,
+        mut arrived: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<bool, RecordError> {
+        while self.state == State::Open
+            && self.record.is_empty()
+            && let Some(length) = arrived.first_chunk().map(body_length)
+            && arrived.len() >= HEAD + length
+        {
+            let (record, later) = std::mem::take(&mut arrived).split_at_mut(HEAD + length);
+            let opened = checked(record).and_then(|body| self.whole(body, out));
+            opened.inspect_err(|_| self.state = State::Dead)?;
+            arrived = later;
+        }
+        self.open(arrived, out)
+    }
+
     /// Returns whether a record has arrived in part. A stream that ends then was cut.
     pub fn is_within_record(&self) -> bool {
         !self.record.is_empty()
@@ -228,17 +254,16 @@ impl Opener {
     fn take(&mut self, arrived: &mut &[u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
         self.fill(arrived, HEAD);
         let Some(head) = self.record.first_chunk::<HEAD>() else { return Ok(()) };
-        let length = body_length(head);
-        if head[..3] != BEGIN || length > MAX_SEALED {
-            return Err(RecordError::NoRecord);
-        }
+        let length = checked_length(head)?;
         self.fill(arrived, HEAD + length);
         if self.record.len() < HEAD + length {
             return Ok(());
         }
-        self.whole(out)?;
-        self.record.clear();
-        Ok(())
+        let mut record = std::mem::take(&mut self.record);
+        let opened = self.whole(&mut record[HEAD..], out);
+        record.clear();
+        self.record = record;
+        opened
     }
 
     /// Moves bytes over until the record has so many.
@@ -249,13 +274,13 @@ impl Opener {
         *arrived = later;
     }
 
-    /// Opens the record, which is whole.
-    fn whole(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
+    /// Opens the body of a record, which is whole.
+    fn whole(&mut self, body: &mut [u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
         if self.key.sequence >= self.limit {
             return Err(RecordError::UsedUp(self.key.sequence));
         }
         let (typ, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
-        let sealed = InboundOpaqueMessage::new(typ, version, &mut self.record[HEAD..]);
+        let sealed = InboundOpaqueMessage::new(typ, version, body);
         let plain = self.decrypter.decrypt(sealed, self.key.sequence);
         let plain = plain.map_err(|_| RecordError::Changed)?;
         self.key.sequence += 1;
@@ -271,6 +296,19 @@ impl Opener {
         }
         Ok(())
     }
+}
+
+/// Returns how long the body of a record with this head is.
+fn checked_length(head: &[u8; HEAD]) -> Result<usize, RecordError> {
+    let length = body_length(head);
+    let proper = head[..3] == BEGIN && length <= MAX_SEALED;
+    if proper { Ok(length) } else { Err(RecordError::NoRecord) }
+}
+
+/// Returns the body of a record, which is whole.
+fn checked(record: &mut [u8]) -> Result<&mut [u8], RecordError> {
+    let (head, body) = record.split_first_chunk_mut().ok_or(RecordError::NoRecord)?;
+    checked_length(head).map(|_| body)
 }
 
 fn body_length(head: &[u8; HEAD]) -> usize {

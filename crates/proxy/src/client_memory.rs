@@ -149,6 +149,34 @@ pub(crate) fn write_shared(addr: u64, bytes: &[u8]) -> Result<(), CuError> {
     Ok(())
 }
 
+/// Copies some bytes of a page into the shared arena, which must be mapped: those that have a bit
+/// in `which`, the lowest first. Nothing is written to the others, which somebody may change
+/// meanwhile.
+pub(crate) fn write_shared_some(
+    addr: u64,
+    page: &[u8; 4096],
+    which: &[u64; 64],
+) -> Result<(), CuError> {
+    if !in_shared_arena(addr, page.len() as u64) || !addr.is_multiple_of(8) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let bits = which.iter().flat_map(|word| word.to_le_bytes());
+    for (index, (word, bits)) in page.as_chunks::<8>().0.iter().zip(bits).enumerate() {
+        let to = (addr as usize + 8 * index) as *mut u8;
+        if bits == u8::MAX {
+            // SAFETY: as in write_shared(): eight bytes of the page, which lies in the arena as was
+            // checked, aligned.
+            unsafe { to.cast::<u64>().write(u64::from_ne_bytes(*word)) };
+            continue;
+        }
+        for place in (0..8).filter(|place| bits >> place & 1 != 0) {
+            // SAFETY: as above, one byte.
+            unsafe { to.add(place).write(word[place]) };
+        }
+    }
+    Ok(())
+}
+
 /// The parts of a shared arena that hold anything, by offset.
 pub(crate) fn extents(shared: BorrowedFd<'_>) -> io::Result<Vec<Range<u64>>> {
     extents_within(shared, 0..arena::SHARED_LEN)

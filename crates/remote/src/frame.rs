@@ -1,5 +1,6 @@
 //! Frames on a stream of bytes: a `u32` length, then the message.
 
+use crate::link::Sender;
 use kedge_wire::{Wire, WireError, Writer};
 use std::io::{self, Read, Write};
 use thiserror::Error;
@@ -149,6 +150,27 @@ impl<S: Write> Sending<S> {
         self.buffer.clear();
         self.buffer.shrink_to(KEPT);
         sent
+    }
+}
+
+impl Sending<Sender> {
+    /// Returns memory for a large frame, with nothing in it.
+    pub fn large(&self) -> Vec<u8> {
+        self.stream.piece()
+    }
+
+    /// Gives memory back that was not needed.
+    pub fn give_back(&self, frame: Vec<u8>) {
+        self.stream.give_back(frame);
+    }
+
+    /// Sends a large frame at once, after what was collected: it is not copied.
+    ///
+    /// # Errors
+    /// As [`Sending::put`].
+    pub fn give(&mut self, frame: Vec<u8>) -> io::Result<()> {
+        self.flush()?;
+        self.stream.give(frame)
     }
 }
 

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What is read of a sealed connection at once: with a record that has arrived in part it fits into
-/// the room.
-const SEALED: usize = ROOM / 2;
+/// What is read of a sealed connection at once.
+const SEALED: usize = 128 << 10;
+/// Whoever takes so many bytes of a plain connection gets them as the system has them.
+const MANY: usize = 32 << 10;
 
 /// Where new connections come from.
 pub trait Connections: Send {
@@ -34,10 +35,10 @@ pub struct Inlet {
 #[derive(Debug, Default)]
 struct Arriving {
     stream: Option<Arc<TcpStream>>,
-    /// Of a connection that is sealed; what is read of it, and what was opened of that.
+    /// Of a connection that is sealed; what is read of it.
     opener: Option<Opener>,
     sealed: Vec<u8>,
-    opened: Vec<u8>,
+    /// What was read; of a sealed connection, what was opened of that.
     buffer: Vec<u8>,
     from: usize,
     to: usize,
@@ -104,6 +105,15 @@ impl Inlet {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 Some(_) => {}
+                None if arriving.has_many(into.len()) => {
+                    let count = arriving.take_directly(into);
+                    self.links.brought(count);
+                    match count {
+                        0 => arriving.clear(),
+                        _ => self.links.count(self.which, count),
+                    }
+                    return Ok(count);
+                }
                 None if arriving.fill(&self.links) => {}
                 None => {
                     arriving.clear();
@@ -150,31 +160,47 @@ impl Arriving {
         Ok(Some(arrived))
     }
 
+    /// Returns whether so many bytes of the present packet are still the system's.
+    fn has_many(&self, most: usize) -> bool {
+        self.opener.is_none() && self.from == self.to && self.left.min(most) >= MANY
+    }
+
+    /// Reads bytes of the present packet; 0 where the connection is cut.
+    fn take_directly(&mut self, into: &mut [u8]) -> usize {
+        let Some(stream) = &self.stream else { return 0 };
+        let most = self.left.min(into.len());
+        let count = read(stream, &mut into[..most]);
+        self.left -= count;
+        count
+    }
+
     /// Reads what has come of the connection; `false` where it is cut.
     fn fill(&mut self, links: &Links) -> bool {
-        self.buffer.copy_within(self.from..self.to, 0);
-        (self.from, self.to) = (0, self.to - self.from);
         let Some(stream) = &self.stream else { return false };
         let Some(opener) = &mut self.opener else {
+            self.buffer.resize(ROOM, 0);
+            self.buffer.copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
             let count = read(stream, &mut self.buffer[self.to..]);
             links.brought(count);
             self.to += count;
             return count > 0;
         };
+        self.buffer.truncate(self.to);
+        self.buffer.drain(..self.from);
+        (self.from, self.to) = (0, self.buffer.len());
         self.sealed.resize(SEALED, 0);
-        self.opened.clear();
-        while self.opened.is_empty() {
+        while self.buffer.len() == self.to {
             let count = read(stream, &mut self.sealed);
             links.brought(count);
-            let opened = opener.open(&self.sealed[..count], &mut self.opened);
-            if count == 0 || opened != Ok(true) && self.opened.is_empty() {
+            let opened = opener.open_in_place(&mut self.sealed[..count], &mut self.buffer);
+            if count == 0 || opened != Ok(true) && self.buffer.len() == self.to {
                 // What was changed on its way comes again, by another connection.
                 let _ = stream.shutdown(Shutdown::Both);
                 return false;
             }
         }
-        self.buffer[self.to..self.to + self.opened.len()].copy_from_slice(&self.opened);
-        self.to += self.opened.len();
+        self.to = self.buffer.len();
         true
     }
 }
@@ -199,13 +225,21 @@ pub struct Receiver<C> {
 
 impl<C: Connections> Receiver<C> {
     pub fn new(links: Arc<Links>, which: Which, connections: C) -> Receiver<C> {
-        let arriving = Mutex::new(Arriving { buffer: vec![0; ROOM], ..Arriving::default() });
+        let arriving = Mutex::default();
         Receiver { inlet: Arc::new(Inlet { links, which, arriving }), connections }
     }
 
     /// Says how long the other end may be there and send nothing, from now on.
     pub fn set_patience(&self, limit: Option<Duration>) {
         locked(&self.inlet.arriving).patience = limit;
+    }
+
+    /// Waits for the link's first connection, or another one.
+    ///
+    /// # Errors
+    /// There will be none, and why.
+    pub fn connect(&mut self) -> Result<(), String> {
+        self.connections.next(&self.inlet)
     }
 
     /// Returns where its bytes arrive.

@@ -3,16 +3,16 @@
 //! Each direction counts its bytes. The sender keeps what the other end has not acknowledged; after
 //! a cut both ends say how many bytes have arrived, and each sends on from there. A session has two
 //! links, the line and the aside; a packet of either acknowledges bytes of both, so that whoever
-//! waits for room on one need not be who reads it. The bytes of an image cross by a link of their
-//! own, which has only a line.
+//! waits for room on one need not be who reads it. Bulk bytes and those of an image cross by links
+//! of their own, which have only a line.
 //!
 //! Whoever sends writes to the socket himself while the socket takes it; a thread sends the rest.
 
+use crate::kept::{Kept, Pool, Slices};
 use kedge_keys::{RecordError, Sealer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
-use std::collections::VecDeque;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::fmt;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
@@ -35,14 +35,17 @@ pub(crate) const ROOM: usize = 64 << 10;
 /// behind a tunnel the kernel sees but its own end.
 const BEAT: Duration = Duration::from_secs(5);
 pub(crate) const SILENCE: Duration = Duration::from_secs(20);
-/// Room that a link keeps which has been empty for a `BEAT`.
-const SPARE: usize = 1 << 20;
+/// Slices of a packet that are sealed or sent together; one is its head.
+const SLICES: usize = 16;
 /// A look at a connection that takes nothing, so that its end is noticed.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
+/// The number of the first lane, and the most that a session has.
+pub const FIRST_LANE: u32 = 2;
+pub const MAX_LANES: usize = 4;
 /// The number of the first link that an image's bytes cross by; each has the next, and none comes
 /// again.
-pub const FIRST_IMAGE: u32 = 2;
+pub const FIRST_IMAGE: u32 = FIRST_LANE + MAX_LANES as u32;
 
 /// The links of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +81,7 @@ pub trait Meter: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Links {
     links: [Link; 2],
+    pools: [Arc<Pool>; 2],
     meter: Option<Arc<dyn Meter>>,
 }
 
@@ -97,25 +101,50 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Out {
     /// Bytes that are not acknowledged, from offset `acked` on.
-    kept: VecDeque<u8>,
+    kept: Kept,
     acked: u64,
     /// The offset behind the last byte that was put into a packet of this connection.
     packed: u64,
     /// The largest that has been: no more can have arrived.
     sent: u64,
     stream: Option<Arc<TcpStream>>,
-    /// Of a connection that is sealed; the packet before it is.
+    /// Of a connection that is sealed.
     sealer: Option<Sealer>,
-    plain: Vec<u8>,
-    /// The packet that is being sent, and how much of it has been.
-    packet: Vec<u8>,
-    written: usize,
+    packet: Packet,
     /// An empty packet is wanted if there is no other.
     tell: bool,
     waits_for_socket: bool,
     /// What was acknowledged when the link was last asked for room that it does not need.
     idle_at: u64,
     over: bool,
+}
+
+/// What is being sent.
+#[derive(Debug, Default)]
+struct Packet {
+    /// A packet's head, or all of one that is sealed.
+    bytes: Vec<u8>,
+    /// Bytes that follow it of what is kept, up to the offset `packed`.
+    payload: usize,
+    /// How much the kernel has of both.
+    written: usize,
+}
+
+impl Packet {
+    /// Returns whether the kernel has all of it.
+    fn is_written(&self) -> bool {
+        self.written == self.bytes.len() + self.payload
+    }
+
+    /// Returns how much of the payload the kernel has not got.
+    fn unwritten(&self) -> usize {
+        self.payload - self.written.saturating_sub(self.bytes.len())
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        (self.payload, self.written) = (0, 0);
+    }
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -127,20 +156,21 @@ pub(crate) fn over() -> io::Error {
 }
 
 impl Out {
-    /// Drops what the other end has; `false` where it claims what was not sent.
+    /// Drops what the other end has; `false` where it claims what this connection has not sent.
     fn acknowledge(&mut self, arrived: u64) -> bool {
-        if arrived > self.sent {
-            return false;
+        let sent = self.packed - self.packet.unwritten() as u64;
+        let proper = arrived <= sent;
+        if proper {
+            self.drop_first(arrived);
         }
-        let Some(count) = arrived.checked_sub(self.acked) else { return true };
-        self.kept.drain(..count as usize);
-        self.acked = arrived;
-        true
+        proper
     }
 
-    /// Returns whether the kernel has the whole packet.
-    fn is_written(&self) -> bool {
-        self.written == self.packet.len()
+    fn drop_first(&mut self, arrived: u64) {
+        if let Some(count) = arrived.checked_sub(self.acked) {
+            self.kept.drop_first(count as usize);
+            self.acked = arrived;
+        }
     }
 
     /// Makes the next packet; `false` where there is nothing to send.
@@ -149,29 +179,55 @@ impl Out {
     /// The connection's key is used up.
     fn pack(&mut self, arrived: [u64; 2]) -> Result<bool, RecordError> {
         let from = (self.packed - self.acked) as usize;
-        let len = (self.kept.len() - from).min(PACKET);
+        let mut len = (self.kept.len() - from).min(PACKET);
         if len == 0 && !self.tell {
             return Ok(false);
         }
-        self.tell = false;
         self.packet.clear();
-        self.written = 0;
-        let packet = if self.sealer.is_some() { &mut self.plain } else { &mut self.packet };
-        packet.extend_from_slice(&(len as u32).to_le_bytes());
-        arrived.iter().for_each(|count| packet.extend_from_slice(&count.to_le_bytes()));
-        let (first, second) = self.kept.as_slices();
-        let split = from.min(first.len())..(from + len).min(first.len());
-        let rest = from.saturating_sub(first.len())..(from + len).saturating_sub(first.len());
-        packet.extend_from_slice(&first[split]);
-        packet.extend_from_slice(&second[rest]);
+        let mut head = [0; HEAD];
+        match &mut self.sealer {
+            None => {
+                put_head(len, arrived, &mut head);
+                self.packet.bytes.extend_from_slice(&head);
+                self.packet.payload = len;
+            }
+            Some(sealer) => {
+                let mut payload = Slices::<{ SLICES - 1 }>::new();
+                self.kept.slices(from, len, &mut payload);
+                len = payload.len();
+                put_head(len, arrived, &mut head);
+                let mut parts = Slices::<SLICES>::new();
+                parts.add(&head);
+                payload.get().iter().for_each(|part| parts.add(part));
+                sealer.seal(parts.get(), &mut self.packet.bytes)?;
+            }
+        }
+        self.tell = false;
         self.packed += len as u64;
         self.sent = self.sent.max(self.packed);
-        if let Some(sealer) = &mut self.sealer {
-            let sealed = sealer.seal(&self.plain, &mut self.packet);
-            self.plain.clear();
-            sealed?;
-        }
         Ok(true)
+    }
+
+    /// Sends as much of the packet as the socket takes.
+    fn send(&self, stream: &TcpStream) -> Result<usize, Errno> {
+        let mut parts = Slices::<SLICES>::new();
+        let Packet { bytes, written, .. } = &self.packet;
+        parts.add(bytes.get(*written..).unwrap_or_default());
+        let left = self.packet.unwritten();
+        let from = (self.packed - self.acked) as usize - left;
+        self.kept.slices(from, left, &mut parts);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let parts = &parts.for_system()[..parts.get().len()];
+        sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), flags)
+    }
+}
+
+/// Writes a packet's head: its payload's length, and how much of each link has arrived.
+fn put_head(len: usize, arrived: [u64; 2], head: &mut [u8; HEAD]) {
+    let (length, counts) = head.split_at_mut(4);
+    length.copy_from_slice(&(len as u32).to_le_bytes());
+    for (count, bytes) in arrived.iter().zip(counts.as_chunks_mut::<8>().0) {
+        *bytes = count.to_le_bytes();
     }
 }
 
@@ -190,8 +246,22 @@ impl Links {
     /// # Errors
     /// A thread cannot be started.
     pub fn metered(meter: Option<Arc<dyn Meter>>) -> io::Result<Arc<Links>> {
-        let links = Arc::new(Links { links: Default::default(), meter });
-        for which in Which::BOTH {
+        Links::of(&Which::BOTH, meter)
+    }
+
+    /// The same, of a link that has only a line.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn single(meter: Option<Arc<dyn Meter>>) -> io::Result<Arc<Links>> {
+        Links::of(&[Which::Line], meter)
+    }
+
+    fn of(used: &[Which], meter: Option<Arc<dyn Meter>>) -> io::Result<Arc<Links>> {
+        let links: [Link; 2] = Default::default();
+        let pools = links.each_ref().map(|link| locked(&link.out).kept.pool().clone());
+        let links = Arc::new(Links { links, pools, meter });
+        for which in used.iter().copied() {
             let links = links.clone();
             let send = move || links.send_rest(which);
             thread::Builder::new().name("sender".into()).stack_size(128 << 10).spawn(send)?;
@@ -216,10 +286,10 @@ impl Links {
 
     /// Gives the room of links back through which nothing has gone since the last time.
     fn give_back(&self) {
-        for link in &self.links {
+        for (link, pool) in self.links.iter().zip(&self.pools) {
             let mut out = locked(&link.out);
             if out.acked == out.idle_at && out.kept.is_empty() {
-                out.kept.shrink_to(SPARE);
+                pool.give_back();
             }
             out.idle_at = out.acked;
         }
@@ -243,11 +313,29 @@ impl Links {
     /// # Errors
     /// The session is over.
     pub fn send(&self, which: Which, bytes: &[u8]) -> io::Result<()> {
+        self.keep(which, |kept| kept.add(bytes))
+    }
+
+    /// Sends a piece that [`Links::piece`] has given, or keeps it for when it can: its bytes are
+    /// not copied.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn give(&self, which: Which, piece: Vec<u8>) -> io::Result<()> {
+        self.keep(which, |kept| kept.give(piece))
+    }
+
+    /// Returns memory of so many bytes, of any value, for [`Links::give`].
+    pub fn piece(&self, which: Which, len: usize) -> Vec<u8> {
+        self.pools[which as usize].piece(len)
+    }
+
+    fn keep(&self, which: Which, add: impl FnOnce(&mut Kept)) -> io::Result<()> {
         let mut out = locked(&self.link(which).out);
         if out.over {
             return Err(over());
         }
-        out.kept.extend(bytes);
+        add(&mut out.kept);
         self.push(which, &mut out);
         Ok(())
     }
@@ -270,7 +358,7 @@ impl Links {
         let begin = Instant::now();
         let sent = || {
             let out = locked(&self.link(which).out);
-            out.over || out.packed == out.acked + out.kept.len() as u64 && out.is_written()
+            out.over || out.packed == out.acked + out.kept.len() as u64 && out.packet.is_written()
         };
         while !sent() && begin.elapsed() < limit {
             thread::sleep(Duration::from_millis(2));
@@ -307,7 +395,7 @@ impl Links {
     fn push(&self, which: Which, out: &mut Out) {
         while !out.waits_for_socket {
             let Some(stream) = out.stream.clone() else { return };
-            if out.is_written() {
+            if out.packet.is_written() {
                 match out.pack(self.arrived()) {
                     Ok(true) => {}
                     Ok(false) => return,
@@ -319,10 +407,9 @@ impl Links {
                     }
                 }
             }
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match send(&*stream, &out.packet[out.written..], flags) {
+            match out.send(&stream) {
                 Ok(count) => {
-                    out.written += count;
+                    out.packet.written += count;
                     self.meter.iter().for_each(|meter| meter.sent(count));
                 }
                 Err(Errno::INTR) => {}
@@ -373,14 +460,16 @@ impl Links {
     ) -> Option<Arc<TcpStream>> {
         let link = self.link(which);
         let mut out = locked(&link.out);
-        if out.over || arrived < out.acked || !out.acknowledge(arrived) {
+        // By a connection before it no more can have arrived than was sent by one.
+        if out.over || arrived < out.acked || arrived > out.sent {
             return None;
         }
+        out.drop_first(arrived);
         link.room.notify_all();
         let stream = Arc::new(stream);
         out.packed = arrived;
         out.packet.clear();
-        (out.written, out.waits_for_socket, out.tell) = (0, false, true);
+        (out.waits_for_socket, out.tell) = (false, true);
         out.stream = Some(stream.clone());
         out.sealer = sealer;
         self.push(which, &mut out);
@@ -461,8 +550,24 @@ impl Sender {
     }
 }
 
-impl Write for Sender {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+impl Sender {
+    /// Returns memory for many bytes, with nothing in it.
+    pub(crate) fn piece(&self) -> Vec<u8> {
+        self.links.piece(self.which, 0)
+    }
+
+    /// Gives memory back that was not needed.
+    pub(crate) fn give_back(&self, piece: Vec<u8>) {
+        self.links.pools[self.which as usize].give(piece);
+    }
+
+    /// Sends a piece, which is not copied.
+    pub(crate) fn give(&mut self, piece: Vec<u8>) -> io::Result<()> {
+        self.make_room()?;
+        self.links.give(self.which, piece)
+    }
+
+    fn make_room(&self) -> io::Result<()> {
         match self.room {
             Room::Makes => {}
             Room::Waits => self.links.wait_for_room(self.which)?,
@@ -471,6 +576,13 @@ impl Write for Sender {
             }
             Room::Fails(_) => {}
         }
+        Ok(())
+    }
+}
+
+impl Write for Sender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.make_room()?;
         self.links.send(self.which, bytes)?;
         Ok(bytes.len())
     }

@@ -6,15 +6,17 @@ use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 13;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.
 pub const PAGE: usize = 4096;
-/// Pages in one frame.
+/// Pages in one frame of changes.
 pub const PATCHES: usize = 256;
-/// Runs of bytes that are told of a page one by one.
-pub const RUNS: usize = 128;
+/// Bytes of what such a frame says of a page besides what has changed, at most.
+pub const PATCH_HEAD: usize = 4 + 2 + PAGE / 8;
+/// Bytes of all of it.
+const PACKED: usize = PATCHES * (PATCH_HEAD + PAGE);
 /// Bytes of a line of text.
 pub const LINE: usize = 4096;
 /// Bytes of a message that only measures the line.
@@ -208,7 +210,7 @@ wire! {
         /// The client has run a host function.
         HostFnDone = 2 { token: u64 },
         /// What the client has changed in memory that both see.
-        Patches = 3 { pages: List<PagePatch, PATCHES> },
+        Patches = 3 { packed: Bytes<PACKED> },
         /// The client has ended: nothing follows.
         Bye = 4 {},
         /// Nobody wants a capture any more.
@@ -284,26 +286,14 @@ wire! {
         /// Bytes for the client's private memory.
         Write = 7 { addr: u64, bytes: Bytes<CHUNK> },
         /// What devices have changed in memory that both see.
-        Patches = 8 { pages: List<PagePatch, PATCHES> },
+        Patches = 8 { packed: Bytes<PACKED> },
         /// For the job's log.
         Line = 9 { text: Text<LINE> },
         Answer = 10 { answer: Answer },
         /// The devices are about to be gone.
         Closed = 11 { why: Text<LINE> },
-    }
-
-    /// What has changed in a page.
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct PagePatch {
-        /// Its offset in the memory that both ends see, in pages.
-        pub page: u32,
-        /// The runs of bytes that have, in order: where each begins, in the upper half, and how
-        /// long it is.
-        pub runs: List<u32, RUNS>,
-        /// Where there are more runs: a bit for each byte, the lowest first.
-        pub mask: Bytes<512>,
-        /// The bytes that have, in order.
-        pub bytes: Bytes<PAGE>,
+        /// What follows counts on so many pieces of a lane, by its number from 0 on.
+        Bulk = 12 { lane: u32, count: u64 },
     }
 }
 
@@ -314,6 +304,24 @@ pub fn put_message(seq: u64, to: Option<u32>, message: &Message, w: &mut Writer<
     seq.put(w);
     to.put(w);
     message.put(w);
+}
+
+/// Makes a frame of an `Aside::Patches` or, `to_near`, a `ToNear::Patches`, of what `pack` appends
+/// to its bytes. Returns whether it has appended anything.
+pub fn put_patches(to_near: bool, frame: &mut Vec<u8>, pack: impl FnOnce(&mut Vec<u8>)) -> bool {
+    let tag: u32 = if to_near { 8 } else { 3 };
+    let begin = frame.len();
+    // Both lengths are known afterwards.
+    frame.extend_from_slice(&[0; 4]);
+    frame.extend_from_slice(&tag.to_le_bytes());
+    frame.extend_from_slice(&[0; 4]);
+    let packed = frame.len();
+    pack(frame);
+    for at in [begin, packed - 4] {
+        let len = (frame.len() - at - 4) as u32;
+        frame[at..at + 4].copy_from_slice(&len.to_le_bytes());
+    }
+    frame.len() > packed
 }
 
 /// What the near end says to `ReadFile`; or why it cannot.
@@ -335,5 +343,22 @@ mod tests {
         kedge_wire::encode(&whole, &mut owned);
         put_message(3, Some(9), &message, &mut Writer::new(&mut borrowed));
         assert_eq!(owned, borrowed);
+    }
+
+    #[test]
+    fn changes_are_framed_as_a_message_is() {
+        let packed = Bytes::new(vec![1, 2, 3]).unwrap();
+        for to_near in [false, true] {
+            let (mut whole, mut framed) = (Vec::new(), vec![9]);
+            match to_near {
+                true => kedge_wire::encode(&ToNear::Patches { packed: packed.clone() }, &mut whole),
+                false => kedge_wire::encode(&Aside::Patches { packed: packed.clone() }, &mut whole),
+            }
+            assert!(put_patches(to_near, &mut framed, |out| out.extend_from_slice(&packed)));
+            assert_eq!(framed[0], 9);
+            assert_eq!(framed[1..5], (whole.len() as u32).to_le_bytes());
+            assert_eq!(framed[5..], whole);
+            assert!(!put_patches(to_near, &mut framed, |_| ()));
+        }
     }
 }

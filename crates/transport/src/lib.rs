@@ -34,7 +34,7 @@ pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
 pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
-pub use ring::{Incoming, Meter, Nudge, ReplyTo};
+pub use ring::{Incoming, Meter, Nudge, ReplyTo, RingPlace};
 pub use server::{Accepted, Server};
 pub use spin::processors_to_spare;
 

@@ -150,6 +150,17 @@ pub struct Incoming {
     pub message: Message,
     /// Where the reply goes; present exactly for calls.
     pub reply_to: Option<ReplyTo>,
+    /// `None`: it is not the client's own.
+    pub place: Option<RingPlace>,
+}
+
+/// Where in the ring a message was, in bytes from the ring's beginning on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingPlace {
+    /// Where it ended.
+    pub end: u64,
+    /// Up to where the client had posted messages when this one was taken.
+    pub posted: u64,
 }
 
 /// A reply slot whose caller waits. Consumed by [`Outbox::reply`](crate::Outbox::reply).
@@ -269,7 +280,8 @@ impl Consumer {
         if tail != self.head {
             self.fetch_ahead();
         }
-        self.check(seq, slot).map(Some)
+        let place = RingPlace { end: self.head, posted: tail };
+        self.check(seq, slot, place).map(Some)
     }
 
     /// Has the next entry come from the writer's cache while this one is worked on.
@@ -330,7 +342,7 @@ impl Consumer {
         }
     }
 
-    fn check(&self, seq: u64, slot: u32) -> Result<Incoming, RingError> {
+    fn check(&self, seq: u64, slot: u32, place: RingPlace) -> Result<Incoming, RingError> {
         let message = kedge_wire::decode::<Message>(&self.buffer)
             .map_err(|source| RingError::Message { seq, source })?;
         let reply_to = match slot {
@@ -340,7 +352,7 @@ impl Consumer {
         };
         match (&message, &reply_to) {
             (Message::Post { .. }, None) | (Message::Call { .. }, Some(_)) => {
-                Ok(Incoming { seq, message, reply_to })
+                Ok(Incoming { seq, message, reply_to, place: Some(place) })
             }
             _ => Err(RingError::WrongSlot { seq, kind: message.name() }),
         }

@@ -9,6 +9,7 @@ use kedge_remote::Measuring;
 use kedge_supervisor::kedge_again;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::time::Instant;
 
 /// Rounds of each figure; of those that start programs.
 const ROUNDS: usize = 9;
@@ -21,8 +22,6 @@ const RECORDS: usize = 100_000;
 const BRIEF: f64 = 0.3;
 /// Bytes of a copy.
 const COPY: u64 = 64 << 20;
-/// Connections of the line that a copy is compared with.
-const STREAMS: u64 = 1;
 /// Seconds of a round trip from which on round trips are counted.
 const LONG: f64 = 1e-3;
 /// What a connection may take besides round trips, seconds.
@@ -72,7 +71,7 @@ impl<'a> Bench<'a> {
         let (mut near, mut far) = (Job::far(self.near, "near")?, Job::far(&self.far, "far")?);
         near.ask("connect")?;
         far.ask("connect")?;
-        let mut turns = Turns { near, far, line: self.line()? };
+        let mut turns = Turns { near, far, to: self.far.clone(), line: self.line()? };
         for (part, measure) in [
             (Part::Calls, Turns::calls as fn(&mut Turns, Sink<'_>) -> Result<(), String>),
             (Part::Kernels, Turns::kernels),
@@ -128,6 +127,8 @@ const OF_LINE: &str = "of the line's";
 struct Turns {
     near: Job,
     far: Job,
+    /// The devices of `far`.
+    to: GpuSpec,
     line: Measuring,
 }
 
@@ -224,6 +225,11 @@ impl Turns {
         Ok([self.far.ask("proxies")?, far.as_secs_f64()])
     }
 
+    /// Connections as many as a session has for bulk bytes.
+    fn as_many_lines(&self) -> Result<Vec<Measuring>, String> {
+        (0..kedge_remote::lanes()).map(|_| line_to(&self.to)).collect()
+    }
+
     fn copies(&mut self, sink: Sink<'_>) -> Result<(), String> {
         for way in ["to device", "to host"] {
             for memory in ["pinned", "pageable"] {
@@ -238,14 +244,11 @@ impl Turns {
         let order = format!("{}-{memory} {COPY}", if inwards { "in" } else { "out" });
         let gigabytes = COPY as f64 / 1e9;
         let [mut lines, mut nears, mut fars, mut ratios] = <[Vec<f64>; 4]>::default();
+        let mut all = self.as_many_lines()?;
         // The first touches its memory.
         self.both(&order, 0)?;
         for round in 0..ROUNDS {
-            let of_line = match inwards {
-                true => self.line.send(COPY / STREAMS),
-                false => self.line.receive(COPY / STREAMS),
-            };
-            let line = of_line.map_err(|error| error.to_string())?;
+            let line = by_all(&mut all, inwards)?;
             let [near, far] = self.both(&order, round)?;
             lines.push(gigabytes / line);
             nears.push(gigabytes / near);
@@ -259,6 +262,21 @@ impl Turns {
         put(sink, &what, OF_LINE, ratios);
         Ok(())
     }
+}
+
+/// Has a copy's bytes cross by these connections at once: the seconds.
+fn by_all(lines: &mut [Measuring], inwards: bool) -> Result<f64, String> {
+    let (begin, each) = (Instant::now(), COPY / lines.len() as u64);
+    std::thread::scope(|scope| {
+        let one = |line: &mut Measuring| if inwards { line.send(each) } else { line.receive(each) };
+        let all: Vec<_> =
+            lines.iter_mut().map(|line| scope.spawn(move || one(line).map(drop))).collect();
+        all.into_iter().try_for_each(|it| match it.join() {
+            Ok(ended) => ended.map_err(|error| error.to_string()),
+            Err(_) => Err("it has panicked".to_owned()),
+        })
+    })?;
+    Ok(begin.elapsed().as_secs_f64())
 }
 
 /// The median of some round trips of the line by itself, in seconds.

@@ -76,7 +76,8 @@ impl Places {
     fn send(&mut self, at: At, seq: u64, message: Message, reply_to: Option<ReplyTo>) {
         let Some(place) = self.places.get_mut(at) else { return };
         let seq = self.hub.sent(at, seq);
-        place.executor.execute(Incoming { seq, message, reply_to });
+        // It may be carried out long after the client has posted it.
+        place.executor.execute(Incoming { seq, message, reply_to, place: None });
     }
 
     /// Has a place's stream do something.
@@ -173,7 +174,7 @@ fn not_several(what: &str) -> SnapshotError {
 
 impl Executor for Places {
     fn execute(&mut self, incoming: Incoming) {
-        let Incoming { seq, message, reply_to } = incoming;
+        let Incoming { seq, message, reply_to, .. } = incoming;
         self.undo(seq);
         self.carry_out(seq, message, reply_to);
         self.hub.handed_on(seq);

@@ -1,6 +1,7 @@
 //! The far end of a session: a proxy whose client is on another machine. It ends with its session.
 
-use super::handed::{self, Handed, Received};
+use super::far_lanes;
+use super::handed::{self, Handed, NewLink, Received};
 use super::images::{FilesLine, Images, Offered};
 use super::mirror::Mirror;
 use super::outlet::{self, Line, LineOutlet};
@@ -30,8 +31,8 @@ use kedge_image::Layers;
 use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{DeviceInfo, Message, Refusal, Welcome};
 use kedge_remote::{
-    Answer, Aside, Ask, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender, Start, Terms,
-    ToFar, ToNear, read_one, write_one,
+    Answer, Aside, Ask, FIRST_IMAGE, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender,
+    Start, Terms, ToFar, ToNear, read_one, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_transport::{ATTRIBUTE_FAR, ConnectError, Incoming, ReplyTo};
@@ -130,8 +131,11 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let welcome = Welcome { driver_version, client_memory: true, devices };
     write_one(&mut first, &Ok::<_, Refusal>(welcome))?;
     let images = Arc::<Images>::default();
-    let (serves, log) = (images.clone(), host.log.clone());
-    let image = move |link| serves.begun(link, log.clone());
+    let (serves, log, of_lanes) = (images.clone(), host.log.clone(), line.clone());
+    let begun = move |link: NewLink| match link.number < FIRST_IMAGE {
+        true => far_lanes::begun(&of_lanes, link),
+        false => serves.begun(link, log.clone()),
+    };
     let begin = |received: Received| {
         received.line.inlet().go_on(first, |_, _| Ok(0))?;
         hear_aside(received.aside, line.clone(), host.clone(), images.clone())?;
@@ -142,7 +146,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let tell = move |message: &ToNear| drop(tells.say_now(message));
     let turns = Turns::new(account.clone());
     let heeds = turns.clone();
-    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, heeds, image, tell)?;
+    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, heeds, begun, tell)?;
     let mut frames = Frames::new(receiver);
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;
@@ -339,7 +343,7 @@ fn hear_aside(
                 }
                 Aside::HostFnDone { token } => returned.send(token).is_ok(),
                 Aside::Bye {} => end_now(0),
-                Aside::Patches { pages } => line.patch(&pages),
+                Aside::Patches { packed } => line.patch(&packed),
                 Aside::Forget { number } => {
                     images.forget(number);
                     true
@@ -436,7 +440,7 @@ impl FarEnd {
         let _dispatches = self.turns.dispatches();
         self.line.lent.note(&message);
         let works = self.line.work_begins(touches(&message, &self.line.lent));
-        self.executor.execute(Incoming { seq, message, reply_to });
+        self.executor.execute(Incoming { seq, message, reply_to, place: None });
         if works {
             self.line.work_is_handed_over();
         }

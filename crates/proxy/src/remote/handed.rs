@@ -3,8 +3,8 @@
 use super::turns::Turns;
 use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
-    Accepted, Connections, FIRST_IMAGE, HandedOver, Handover, Inlet, Links, Meter, Receiver,
-    Refused, ToNear, Which, write_one,
+    Accepted, Connections, FIRST_IMAGE, FIRST_LANE, HandedOver, Handover, Inlet, Links, MAX_LANES,
+    Meter, Receiver, Refused, ToNear, Which, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_wire::Text;
@@ -45,8 +45,8 @@ struct Joins {
     generation: Option<u32>,
 }
 
-/// A link for an image's bytes, as it begins.
-pub(super) struct ImageLink {
+/// A lane, or a link for an image's bytes, as it begins.
+pub(super) struct NewLink {
     pub(super) number: u32,
     pub(super) links: Arc<Links>,
     pub(super) reading: Receiver<Handed>,
@@ -56,10 +56,12 @@ pub(super) struct ImageLink {
 struct Hearing<I, T> {
     turns: Arc<Turns>,
     links: [Joins; 2],
+    /// Of lanes, by number.
+    lanes: [Option<Joins>; MAX_LANES],
     /// Of images' bytes, by number.
     images: HashMap<u32, (Arc<Links>, Joins)>,
     patience: Duration,
-    image: I,
+    begun: I,
     tell: T,
     /// Of all links.
     meter: Option<Arc<dyn Meter>>,
@@ -72,8 +74,8 @@ pub(super) struct Received {
 }
 
 /// Hears the server on a thread of its own, after `begin`: what the session begins with is older
-/// than what the server hands over. `image` gets links for the bytes of images, `tell` what the
-/// near end is to be told.
+/// than what the server hands over. `begun` gets lanes and links for the bytes of images, `tell`
+/// what the near end is to be told.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -83,7 +85,7 @@ pub(super) fn hear(
     reconnect_ms: u32,
     begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
     turns: Arc<Turns>,
-    image: impl Fn(ImageLink) + Send + 'static,
+    begun: impl Fn(NewLink) + Send + 'static,
     tell: impl Fn(&ToNear) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
     let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
@@ -92,8 +94,8 @@ pub(super) fn hear(
     let line = begin(Received { line, aside })?;
     let links = [to_line, to_aside];
     let meter = links_of.meter();
-    let mut hearing =
-        Hearing { turns, links, images: HashMap::new(), patience, image, tell, meter };
+    let (lanes, images) = Default::default();
+    let mut hearing = Hearing { turns, links, lanes, images, patience, begun, tell, meter };
     let hear = move || hearing.hear_all(&control);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
     Ok(line)
@@ -107,13 +109,26 @@ fn link(links: &Arc<Links>, which: Which, patience: Duration) -> (Receiver<Hande
     (receiver, Joins { inlet, joined: sender, generation: None })
 }
 
+/// Begins a link of its own with its first connection; nothing of it stays where that fails.
+fn begin(
+    hand: Handover,
+    connection: Connection,
+    meter: &Option<Arc<dyn Meter>>,
+    patience: Duration,
+) -> io::Result<(Joins, NewLink)> {
+    let links = Links::single(meter.clone())?;
+    let (reading, mut joins) = link(&links, Which::Line, patience);
+    joins.take(hand, connection).inspect_err(|_| links.end())?;
+    Ok((joins, NewLink { number: hand.link, links, reading }))
+}
+
 fn refuse(connection: &mut Connection, why: &str) -> io::Result<()> {
     connection.stream().set_write_timeout(Some(LIMIT))?;
     let why = Text::truncated(why.to_owned());
     write_one(connection, &Err::<Accepted, _>(Refused { why }))
 }
 
-impl<I: Fn(ImageLink), T: Fn(&ToNear)> Hearing<I, T> {
+impl<I: Fn(NewLink), T: Fn(&ToNear)> Hearing<I, T> {
     fn hear_all(&mut self, control: &Channel) {
         loop {
             let ((what, secrets), mut fds) =
@@ -142,8 +157,21 @@ impl<I: Fn(ImageLink), T: Fn(&ToNear)> Hearing<I, T> {
     fn connected(&mut self, hand: Handover, connection: Connection) -> io::Result<()> {
         match Which::of_number(hand.link) {
             Some(which) => self.links[which as usize].take(hand, connection),
+            None if hand.link < FIRST_IMAGE => self.lane(hand, connection),
             None => self.image(hand, connection),
         }
+    }
+
+    /// A connection of a lane, which begins with its first.
+    fn lane(&mut self, hand: Handover, connection: Connection) -> io::Result<()> {
+        let lane = &mut self.lanes[(hand.link - FIRST_LANE) as usize];
+        if let Some(joins) = lane {
+            return joins.take(hand, connection);
+        }
+        let (joins, begun) = begin(hand, connection, &self.meter, self.patience)?;
+        *lane = Some(joins);
+        (self.begun)(begun);
+        Ok(())
     }
 
     /// A connection of a link for an image's bytes, which begins with its first.
@@ -164,11 +192,9 @@ impl<I: Fn(ImageLink), T: Fn(&ToNear)> Hearing<I, T> {
         // A connection that comes late is not taken for a link's first.
         let oldest = hand.link.max(newest).saturating_sub(KNOWN);
         self.images.retain(|number, _| *number >= oldest);
-        let links = Links::metered(self.meter.clone())?;
-        let (reading, mut joins) = link(&links, Which::Line, self.patience);
-        joins.take(hand, connection)?;
-        self.images.insert(hand.link, (links.clone(), joins));
-        (self.image)(ImageLink { number: hand.link, links, reading });
+        let (joins, begun) = begin(hand, connection, &self.meter, self.patience)?;
+        self.images.insert(hand.link, (begun.links.clone(), joins));
+        (self.begun)(begun);
         Ok(())
     }
 }

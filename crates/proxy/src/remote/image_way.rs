@@ -47,7 +47,7 @@ impl ImageWay {
 
     /// Opens a link and says what for. It has its first connection once somebody reads.
     pub(crate) fn open(&self, ask: &ImageAsk) -> Result<ImageStream, ImageLineError> {
-        let links = Links::start().map_err(FrameError::from)?;
+        let links = Links::single(None).map_err(FrameError::from)?;
         let link = self.next.fetch_add(1, Ordering::SeqCst);
         let end = ImageEnd { near: self.near.clone(), links: links.clone(), link };
         let dialer = Dialer::new(self.near.server(), self.key, link, self.reconnect, |_| ());

@@ -1,7 +1,7 @@
 //! Images at the far end: captures that are kept until they are drained, or have crossed to another
 //! proxy, and what a client is restored from.
 
-use super::handed::{Handed, ImageLink};
+use super::handed::{Handed, NewLink};
 use super::moving::replies;
 use crate::capture::CaptureError;
 use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Stored};
@@ -160,8 +160,8 @@ impl Images {
     }
 
     /// Serves a link on a thread of its own.
-    pub(super) fn begun(self: &Arc<Images>, link: ImageLink, log: Arc<JobLog>) {
-        let ImageLink { number, links, reading } = link;
+    pub(super) fn begun(self: &Arc<Images>, link: NewLink, log: Arc<JobLog>) {
+        let NewLink { number, links, reading } = link;
         self.kept().links.insert(number, links.clone());
         let (images, serves) = (self.clone(), links.clone());
         let serve = move || {

@@ -5,12 +5,14 @@
 
 mod capture;
 pub mod far;
+mod far_lanes;
 mod handed;
 mod image_way;
 mod images;
 mod mirror;
 pub(crate) mod moving;
 mod named;
+mod near_lanes;
 pub(crate) mod open;
 mod outlet;
 mod patch;
@@ -26,6 +28,7 @@ use kedge_cuda_types::arena;
 use kedge_device::Ranges;
 use kedge_gpu_image::{SavedProxy, SavedStep};
 use kedge_protocol::{Call, Message, Place, Post, Shape, StreamOp};
+use kedge_remote::PAGE;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -101,7 +104,7 @@ impl Lent {
 
     /// Whether pages begin where devices have memory; what leaves the address space is none.
     fn on_devices(addr: u64, size: u64) -> bool {
-        let pages = (addr | size).is_multiple_of(kedge_remote::PAGE as u64) && size > 0;
+        let pages = (addr | size).is_multiple_of(PAGE as u64) && size > 0;
         pages && arena::device_of(addr).is_some() && addr.checked_add(size).is_some()
     }
 
@@ -118,12 +121,26 @@ impl Lent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Touches {
     Nothing,
-    /// These parts, by offset.
-    Parts {
-        reads: Option<Range<u64>>,
-        writes: Option<Range<u64>>,
-    },
+    Parts { reads: Option<Part>, writes: Option<Part> },
     Anything,
+}
+
+/// A part of the memory that the client sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Part {
+    /// By offset.
+    range: Range<u64>,
+    /// A message reads or writes all of it, and not rows with gaps between.
+    whole: bool,
+}
+
+impl Part {
+    /// Returns whether a page has bytes of both.
+    fn shares_page(&self, other: &Part) -> bool {
+        let pages = |range: &Range<u64>| range.start / PAGE as u64..range.end.div_ceil(PAGE as u64);
+        let (own, other) = (pages(&self.range), pages(&other.range));
+        own.start < other.end && other.start < own.end
+    }
 }
 
 /// Tells of a message. What the client has changed there by then crosses before it: later, it would
@@ -161,7 +178,10 @@ fn touches(message: &Message, lent: &Lent) -> Touches {
     };
     let part =
         |side: Option<(Place, Shape)>| side.map_or(Ok(None), |(at, shape)| part(at, shape, lent));
-    match (part(reads), part(writes)) {
+    // Four of its bytes may be somebody else's.
+    let narrow = matches!(op, StreamOp::WriteValue { .. });
+    let less = |part: Part| Part { whole: part.whole && !narrow, ..part };
+    match (part(reads), part(writes).map(|part| part.map(less))) {
         (Ok(None), Ok(None)) => Touches::Nothing,
         (Ok(reads), Ok(writes)) => Touches::Parts { reads, writes },
         _ => Touches::Anything,
@@ -176,7 +196,7 @@ fn line(addr: u64, bytes: u64) -> (Place, Shape) {
 struct Unknown;
 
 /// Returns which part of the memory that both see a side of a copy is, if any.
-fn part(place: Place, shape: Shape, lent: &Lent) -> Result<Option<Range<u64>>, Unknown> {
+fn part(place: Place, shape: Shape, lent: &Lent) -> Result<Option<Part>, Unknown> {
     let Place::Mapped { addr, pitch, slice } = place else { return Ok(None) };
     if arena::device_of(addr).is_some() {
         let len = shape.reach(pitch, slice).unwrap_or(0);
@@ -186,7 +206,10 @@ fn part(place: Place, shape: Shape, lent: &Lent) -> Result<Option<Range<u64>>, U
     let start = addr.checked_sub(arena::SHARED_BASE).filter(|_| arena::is_shared(addr));
     match (start, shape.reach(pitch, slice)) {
         (_, None) if shape.is_empty() => Ok(None),
-        (Some(start), Some(len)) => Ok(Some(start..start.saturating_add(len))),
+        (Some(start), Some(len)) => {
+            let (range, whole) = (start..start.saturating_add(len), place.is_packed(shape));
+            Ok(Some(Part { range, whole }))
+        }
         _ => Err(Unknown),
     }
 }
@@ -246,7 +269,7 @@ mod tests {
         let at = |addr| Place::Mapped { addr, pitch: 256, slice: 1024 };
         let (shared, device) = (at(arena::SHARED_BASE + 4096), at(arena::device_base(0)));
         let copy = |src, dst| of(StreamOp::Copy { copy: Copy3d::new(src, dst, shape) });
-        let part = Some(4096..4096 + 1024 + 512 + 100);
+        let part = Some(Part { range: 4096..4096 + 1024 + 512 + 100, whole: false });
         let own = Place::Client { addr: 4096, pitch: 256, slice: 1024 };
         let reads = Touches::Parts { reads: part.clone(), writes: None };
         assert_eq!(copy(shared, device), reads);
@@ -259,11 +282,24 @@ mod tests {
     }
 
     #[test]
+    fn parts_share_pages() {
+        let part = |range| Part { range, whole: true };
+        let one = part(4000..5000);
+        assert!(one.shares_page(&part(0..1)) && part(8000..8100).shares_page(&one));
+        assert!(!one.shares_page(&part(8192..9000)) && !part(8192..9000).shares_page(&one));
+    }
+
+    #[test]
     fn fills_touch_what_they_fill() {
         let dst = arena::SHARED_BASE;
         let fill =
             of(StreamOp::Memset { dst, pitch: 4096, value: 1, element: 4, width: 3, height: 2 });
-        assert_eq!(fill, Touches::Parts { reads: None, writes: Some(0..4096 + 12) });
+        let part = Some(Part { range: 0..4096 + 12, whole: false });
+        assert_eq!(fill, Touches::Parts { reads: None, writes: part });
+        let fill =
+            of(StreamOp::Memset { dst, pitch: 0, value: 1, element: 4, width: 3, height: 1 });
+        let part = Some(Part { range: 0..12, whole: true });
+        assert_eq!(fill, Touches::Parts { reads: None, writes: part });
         assert_eq!(of(StreamOp::HostFn { token: 1 }), Touches::Anything);
         assert_eq!(of(StreamOp::Empty {}), Touches::Nothing);
     }

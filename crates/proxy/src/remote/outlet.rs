@@ -1,13 +1,14 @@
 //! What the far end of a session tells the near one.
 
+use super::far_lanes::FarLanes;
 use super::mirror::{Look, Mirror, Scope};
 use super::ticker::Ticker;
-use super::{Lent, Touches};
+use super::{Lent, Part, Touches};
 use crate::outlet::Outlet;
 use kedge_cuda_types::CuError;
 use kedge_device::Backend;
 use kedge_protocol::CtxId;
-use kedge_remote::{Answer, CHUNK, Links, PagePatch, Sender, Sending, ToNear, Which};
+use kedge_remote::{Answer, CHUNK, LANE_BYTES, Links, Sender, Sending, ToNear, Which, put_patches};
 use kedge_transport::ReplyTo;
 use kedge_wire::{Bytes, Text};
 use std::collections::{HashMap, VecDeque};
@@ -35,6 +36,7 @@ pub(crate) struct Line {
     progress: Progress,
     reads: Reads,
     patches: Patches,
+    pub(super) lanes: FarLanes,
 }
 
 /// While messages wait to be carried out, progress is told so often at most: to tell it takes
@@ -95,7 +97,7 @@ struct Work {
     /// The newest that may change anything.
     whole: AtomicU64,
     /// What the others may change, with the number of each.
-    parts: Mutex<Vec<(u64, Range<u64>)>>,
+    parts: Mutex<Vec<(u64, Part)>>,
     /// Whether there is any memory that the client and devices see.
     shared: AtomicBool,
     backend: OnceLock<Weak<dyn Backend>>,
@@ -113,6 +115,8 @@ struct Waiting {
     last: u64,
     /// By number: `None` until it has come.
     answers: HashMap<u64, Option<Result<Vec<u8>, CuError>>>,
+    /// Memory of answers, for the next.
+    spare: Vec<Vec<u8>>,
     /// No answer will come any more.
     over: bool,
 }
@@ -123,8 +127,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Work {
     /// Takes note of what a message may change.
-    fn add(&self, number: u64, part: Range<u64>) {
+    fn add(&self, number: u64, part: Part) {
         let mut parts = locked(&self.parts);
+        // What was there before may be over, and the client may change the rest of such a page.
+        let older = parts.iter_mut().map(|(_, older)| older);
+        older.filter(|older| older.shares_page(&part)).for_each(|older| older.whole = false);
         if parts.len() < PARTS {
             parts.push((number, part));
         } else {
@@ -140,7 +147,7 @@ impl Work {
     }
 
     /// Returns where changes are to be looked for, all up to `told` having been told.
-    fn scope<'a>(&self, told: u64, parts: &'a mut Vec<Range<u64>>) -> Scope<'a> {
+    fn scope<'a>(&self, told: u64, parts: &'a mut Vec<Part>) -> Scope<'a> {
         parts.extend(locked(&self.parts).iter().map(|(_, part)| part.clone()));
         if self.whole.load(Ordering::SeqCst) > told { Scope::All } else { Scope::Parts(parts) }
     }
@@ -157,9 +164,10 @@ impl Line {
     pub(crate) fn start(links: Arc<Links>, mirror: Mirror) -> io::Result<Arc<Line>> {
         let sender = Sender::new(links.clone(), Which::Line);
         let (sending, mirror) = (Mutex::new(Sending::new(sender)), Mutex::new(mirror));
-        let (work, lent, ticker, reads, patches) = Default::default();
+        let (work, lent, ticker, reads, patches, lanes) = Default::default();
         let progress = Progress::new();
-        let line = Line { links, sending, mirror, work, lent, ticker, progress, reads, patches };
+        let line =
+            Line { links, sending, mirror, work, lent, ticker, progress, reads, patches, lanes };
         let line = Arc::new(line);
         let looks = line.clone();
         line.ticker
@@ -239,7 +247,7 @@ impl Line {
             let all_there = work.ended.load(Ordering::SeqCst) == begun;
             let idle = || work.backend.get().and_then(Weak::upgrade).is_some_and(|b| b.is_idle());
             let all = all_there && idle();
-            let mut look = locked(&self.mirror).look(work.scope(told, &mut Vec::new()))?;
+            let mut look = locked(&self.mirror).look(work.scope(told, &mut Vec::new()), false)?;
             while self.tell_some(&mut look)? {
                 self.links.wait_for_room(Which::Line)?;
             }
@@ -248,6 +256,7 @@ impl Line {
             }
         }
         let mut sending = locked(&self.sending);
+        self.lanes.tell(&mut sending)?;
         if self.progress.told.fetch_max(completed, Ordering::SeqCst) < completed {
             sending.add(&ToNear::Completed { seq: completed })?;
         }
@@ -271,16 +280,18 @@ impl Line {
     /// Adds a frame of what devices have changed; `false` at the look's end.
     fn tell_some(&self, look: &mut Look) -> io::Result<bool> {
         let mut sending = locked(&self.sending);
-        let pages = locked(&self.mirror).next(look);
-        if pages.is_empty() {
-            return Ok(false);
+        let mut frame = sending.large();
+        let found = put_patches(true, &mut frame, |out| locked(&self.mirror).next(look, out));
+        match found {
+            true => sending.give(frame)?,
+            false => sending.give_back(frame),
         }
-        sending.add(&ToNear::Patches { pages }).map(|()| true)
+        Ok(found)
     }
 
     /// Takes over what the client has changed; `false` where that is nonsense.
-    pub(crate) fn patch(&self, pages: &[PagePatch]) -> bool {
-        let proper = locked(&self.mirror).apply(pages);
+    pub(crate) fn patch(&self, packed: &[u8]) -> bool {
+        let proper = locked(&self.mirror).apply(packed);
         locked(&self.patches.state).0 += 1;
         self.patches.arrived.notify_all();
         proper
@@ -315,14 +326,38 @@ impl Line {
 
     /// Stores bytes in the client's memory, before whatever is told later.
     pub(super) fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
-        let mut at = addr;
-        bytes.chunks(CHUNK).try_for_each(|part| {
-            let bytes = Bytes::new(part.to_vec()).unwrap_or_default();
-            let _ = self.links.wait_for_room(Which::Line);
-            let written = self.say_soon(&ToNear::Write { addr: at, bytes });
-            at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
-            written.map_err(|_| CuError::OPERATING_SYSTEM)
-        })
+        addr.checked_add(bytes.len() as u64).ok_or(CuError::INVALID_VALUE)?;
+        let (mut at, mut rest) = (addr, bytes);
+        while !rest.is_empty() {
+            let room = CHUNK - (at % CHUNK as u64) as usize;
+            let (part, later) = rest.split_at(room.min(rest.len()));
+            let written = match self.lanes.carry(part.len()) {
+                true => self.write_by_lane(at, part),
+                false => self.write_by_line(at, part),
+            };
+            written.map_err(|_| CuError::OPERATING_SYSTEM)?;
+            at += part.len() as u64;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn write_by_lane(&self, addr: u64, part: &[u8]) -> io::Result<()> {
+        let after = self.lanes.writes();
+        if self.lanes.line_waits(after) {
+            locked(&self.sending).flush()?;
+        }
+        self.lanes.write(addr, part, after)
+    }
+
+    fn write_by_line(&self, addr: u64, part: &[u8]) -> io::Result<()> {
+        let bytes = Bytes::new(part.to_vec()).unwrap_or_default();
+        let _ = self.links.wait_for_room(Which::Line);
+        let mut sending = locked(&self.sending);
+        self.lanes.tell(&mut sending)?;
+        sending.add(&ToNear::Write { addr, bytes })?;
+        self.lanes.line_writes();
+        Ok(())
     }
 
     /// Has the near end read the client's memory.
@@ -381,7 +416,10 @@ impl Line {
             number
         };
         let mut sending = locked(&self.sending);
-        let asked = sending.add(&ToNear::Read { number, addr, len }).and_then(|()| sending.flush());
+        // It may be what was written just now.
+        let asked = self.lanes.tell(&mut sending);
+        let asked = asked.and_then(|()| sending.add(&ToNear::Read { number, addr, len }));
+        let asked = asked.and_then(|()| sending.flush());
         asked.map(|()| number).map_err(|_| {
             locked(&self.reads.state).answers.remove(&number);
             CuError::OPERATING_SYSTEM
@@ -401,8 +439,23 @@ impl Line {
         if bytes.len() != out.len() {
             return Err(CuError::INVALID_VALUE);
         }
+        // Others need not wait for it.
+        drop(waiting);
         out.copy_from_slice(&bytes);
+        self.give_room(bytes);
         Ok(())
+    }
+
+    /// Returns memory for an answer.
+    pub(super) fn room(&self) -> Vec<u8> {
+        locked(&self.reads.state).spare.pop().unwrap_or_default()
+    }
+
+    fn give_room(&self, room: Vec<u8>) {
+        let spare = &mut locked(&self.reads.state).spare;
+        if room.len() >= LANE_BYTES && spare.len() < AHEAD {
+            spare.push(room);
+        }
     }
 }
 

@@ -5,9 +5,10 @@ use super::image_way::ImageWay;
 use super::mirror::{Mirror, Scope};
 use super::moving::ShownThere;
 use super::named::Named;
+use super::near_lanes::{Dialling, NearLanes};
 use super::outlet::refusal;
 use super::ticker::Ticker;
-use super::{Lent, Touches, shares, stand_in, touches};
+use super::{Lent, Part, Touches, shares, stand_in, touches};
 use crate::capture::CaptureError;
 use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Shares};
 use crate::host::ProxyHost;
@@ -21,9 +22,9 @@ use kedge_kernel_cache::{Digest, MAX_MODULE};
 use kedge_protocol::{Call, Message, ModuleImage, PeerName, Status};
 use kedge_remote::{
     Answer, Aside, Ask, CHUNK, Capture, Connected, Dialer, Frames, ImageLineError, Links, Receiver,
-    Sender, Sending, SessionKey, ToFar, ToNear, Which, put_message,
+    Sender, Sending, SessionKey, ToFar, ToNear, Which, put_message, put_patches,
 };
-use kedge_transport::{Incoming, ReplyTo, SLOTS, offer_descriptor};
+use kedge_transport::{Incoming, ReplyTo, RingPlace, SLOTS, offer_descriptor};
 use kedge_wire::{Bytes, List};
 use std::fmt::Display;
 use std::io::{self, Read};
@@ -138,6 +139,9 @@ pub(crate) struct Session {
     way: ImageWay,
     /// Of the client's changes, those that what was sent counts on.
     patched: u64,
+    /// All that the client had changed has been looked for since it posted messages up to there in
+    /// its ring.
+    looked: u64,
     /// When posts last left because there were no more.
     flushed: Instant,
 }
@@ -156,8 +160,10 @@ pub(crate) struct Near {
     /// The newest message that was sent, and that is complete.
     sent: AtomicU64,
     completed: AtomicU64,
-    /// The newest that may have devices look at any memory while it is carried out.
+    /// The newest that may have devices look at any memory while it is carried out, and the newest
+    /// that may have them change memory that the client sees.
     works: AtomicU64,
+    writes: AtomicU64,
     /// Slots whose calls have been sent and not answered.
     asked: [AtomicBool; SLOTS],
     /// Orders that have not been answered.
@@ -172,6 +178,7 @@ pub(crate) struct Near {
     exports: [AtomicBool; SLOTS],
     /// The client's.
     socket: OwnedFd,
+    pub(super) lanes: NearLanes,
 }
 
 /// The client's side of memory that both see.
@@ -213,6 +220,7 @@ impl Session {
         receiver.inlet().go_on(line, |_, _| Ok(0))?;
         let aside = Receiver::new(links.clone(), Which::Aside, dialer(Which::Aside, None));
         let sender = |which| Sending::new(Sender::new(links.clone(), which));
+        let over = Arc::new(over);
         let near = Arc::new(Near {
             server,
             host,
@@ -224,6 +232,7 @@ impl Session {
             sent: AtomicU64::new(done),
             completed: AtomicU64::new(done),
             works: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
             asked: [const { AtomicBool::new(false) }; SLOTS],
             ordered: AtomicU32::new(restores.into()),
             named: Mutex::default(),
@@ -231,10 +240,10 @@ impl Session {
             broken: AtomicU32::new(0),
             exports: [const { AtomicBool::new(false) }; SLOTS],
             socket,
+            lanes: NearLanes::new(Dialling { key, reconnect, over: over.clone() }),
         });
         let way = ImageWay::new(near.clone(), key, reconnect);
         let (answer, answers) = channel();
-        let over = Arc::new(over);
         let (hears, ends) = (near.clone(), over.clone());
         let hear = move || ends(&hears.hear(Frames::new(receiver), &answer));
         std::thread::Builder::new().name("line".into()).spawn(hear)?;
@@ -243,8 +252,9 @@ impl Session {
         std::thread::Builder::new().name("aside".into()).stack_size(256 << 10).spawn(watch)?;
         locked(&SESSIONS).open.push((key, links.clone()));
         let looks = near.clone();
-        near.ticker
-            .start("mirror", move || looks.is_busy() && looks.tell_changes(Scope::All).is_ok())?;
+        near.ticker.start("mirror", move || {
+            looks.is_busy() && looks.tell_changes(Scope::All, false).is_ok()
+        })?;
         Ok(Session {
             line: sender(Which::Line),
             near,
@@ -252,6 +262,7 @@ impl Session {
             late: 0,
             way,
             patched: 0,
+            looked: 0,
             flushed: Instant::now(),
         })
     }
@@ -264,6 +275,9 @@ impl Session {
     /// there is any memory that devices see, too.
     pub(crate) fn agree(&self, parts: impl Iterator<Item = Range<u64>>, shared: bool) {
         self.near.shared.store(shared, Ordering::SeqCst);
+        // What the devices have changed as they were made again is told with the next message's
+        // end.
+        self.near.writes.store(self.near.sent.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
         let mut mirrored = locked(&self.near.mirror);
         parts.for_each(|part| mirrored.mirror.agree(part));
     }
@@ -292,7 +306,9 @@ impl Session {
 
     /// Has the far end get what the client has changed, before what is sent next.
     fn bring_over(&mut self, scope: Scope<'_>) -> io::Result<()> {
-        let count = self.near.tell_changes(scope)?;
+        let alone =
+            self.near.completed.load(Ordering::SeqCst) >= self.near.writes.load(Ordering::SeqCst);
+        let count = self.near.tell_changes(scope, alone)?;
         if count > self.patched {
             self.patched = count;
             self.line.add(&ToFar::Patched { count })?;
@@ -300,8 +316,35 @@ impl Session {
         Ok(())
     }
 
+    /// Has the far end get what the client has changed of what a message touches, as far as that
+    /// has not been looked for since the client posted the message.
+    fn bring_over_for(&mut self, touches: &Touches, place: Option<RingPlace>) -> io::Result<()> {
+        if place.is_some_and(|place| place.end <= self.looked) {
+            return Ok(());
+        }
+        match touches {
+            Touches::Nothing => Ok(()),
+            Touches::Parts { reads, writes } => {
+                // What it reads may have been changed in part, and what it writes not at all.
+                let some = |part: &Part| Part { range: part.range.clone(), whole: false };
+                let parts: Vec<Part> = reads.iter().chain(writes).map(some).collect();
+                self.bring_over(Scope::Parts(&parts))
+            }
+            Touches::Anything => {
+                self.bring_over(Scope::All)?;
+                self.looked = place.map_or(self.looked, |place| place.posted);
+                Ok(())
+            }
+        }
+    }
+
     /// Sends a message, and before it what it will read.
-    fn send(&mut self, seq: u64, to: Option<u32>, message: &Message) -> io::Result<()> {
+    fn send(
+        &mut self,
+        (seq, place): (u64, Option<RingPlace>),
+        to: Option<u32>,
+        message: &Message,
+    ) -> io::Result<()> {
         self.near.links.wait_for_room(Which::Line)?;
         if shares(message) {
             self.near.shared.store(true, Ordering::SeqCst);
@@ -312,14 +355,8 @@ impl Session {
             false => Touches::Nothing,
         };
         let works = touches == Touches::Anything;
-        match touches {
-            Touches::Nothing => {}
-            Touches::Parts { reads, writes } => {
-                let parts: Vec<_> = reads.into_iter().chain(writes).collect();
-                self.bring_over(Scope::Parts(&parts))?;
-            }
-            Touches::Anything => self.bring_over(Scope::All)?,
-        }
+        let writes = works || matches!(touches, Touches::Parts { writes: Some(_), .. });
+        self.bring_over_for(&touches, place)?;
         match message {
             Message::Call { call: Call::ModuleLoad { image, .. } } => self.stage(image)?,
             Message::Call { call: Call::ModuleLink { images, .. } } => {
@@ -330,6 +367,9 @@ impl Session {
         locked(&self.near.named).add(seq, message);
         self.near.sent.store(seq, Ordering::SeqCst);
         self.line.put(|w| put_message(seq, to, message, w))?;
+        if writes {
+            self.near.writes.store(seq, Ordering::SeqCst);
+        }
         if works {
             self.near.works.store(seq, Ordering::SeqCst);
             self.near.ticker.wake();
@@ -397,7 +437,7 @@ impl Session {
 
 impl Executor for Session {
     fn execute(&mut self, incoming: Incoming) {
-        let Incoming { seq, mut message, reply_to } = incoming;
+        let Incoming { seq, mut message, reply_to, place } = incoming;
         if let (Some(to), Message::Call { call }) = (&reply_to, &mut message) {
             if let Err(error) = self.near.crosses(call) {
                 let _ = self.near.host.outlet.reply(to.clone(), &refusal(error));
@@ -410,7 +450,7 @@ impl Executor for Session {
         }
         let to = reply_to.as_ref().map(ReplyTo::number);
         // That it is broken is found out by the thread that hears it.
-        let _ = self.send(seq, to, &message);
+        let _ = self.send((seq, place), to, &message);
     }
 
     fn flush(&mut self) -> Duration {
@@ -576,8 +616,10 @@ impl Near {
                 if seq > self.sent.load(Ordering::SeqCst) {
                     return Err("it has completed what was not sent".into());
                 }
-                self.completed.fetch_max(seq, Ordering::SeqCst);
-                locked(&self.named).completed(seq);
+                self.lanes.between(|| {
+                    self.completed.fetch_max(seq, Ordering::SeqCst);
+                    locked(&self.named).completed(seq);
+                });
                 host.outlet.set_completed(seq);
             }
             ToNear::Output { pending } => host.outlet.set_output_pending(pending),
@@ -587,21 +629,14 @@ impl Near {
                 }
                 self.host_function(token);
             }
-            ToNear::Read { number, addr, len } => self.read(number, addr, len as usize)?,
+            ToNear::Read { number, addr, len } => self.read(number, addr, len)?,
             ToNear::Write { addr, bytes } => {
-                let completed = self.completed.load(Ordering::SeqCst);
-                if !locked(&self.named).is_written(addr, bytes.len() as u64, completed) {
-                    return Err(format!("it writes memory that no message names, at {addr:#x}"));
-                }
-                if let Err(error) = host.write_client(addr, &bytes) {
-                    host.log(&format!(
-                        "a copy to {} bytes at {addr:#x} of the program's memory failed: {error}",
-                        bytes.len()
-                    ));
-                }
+                self.write(addr, &bytes)?;
+                self.lanes.wrote(self, bytes.len());
             }
-            ToNear::Patches { pages } => {
-                if !locked(&self.mirror).mirror.apply(&pages) {
+            ToNear::Bulk { lane, count } => self.lanes.wait_for(lane, count)?,
+            ToNear::Patches { packed } => {
+                if !locked(&self.mirror).mirror.apply(&packed) {
                     return Err("it has changed memory that is none".into());
                 }
             }
@@ -633,23 +668,22 @@ impl Near {
         self.completed.load(Ordering::SeqCst) < self.works.load(Ordering::SeqCst)
     }
 
-    /// Tells what the client has changed: how often that has been done. Whoever reads a link must
-    /// not call it, since it waits for room.
-    fn tell_changes(&self, scope: Scope<'_>) -> io::Result<u64> {
-        let mut look = locked(&self.mirror).mirror.look(scope)?;
+    /// Tells what the client has changed: how often that has been done. `alone`: devices change
+    /// nothing that it sees. Whoever reads a link must not call it, since it waits for room.
+    fn tell_changes(&self, scope: Scope<'_>, alone: bool) -> io::Result<u64> {
+        let mut look = locked(&self.mirror).mirror.look(scope, alone)?;
         loop {
             // The mirror is not kept from whoever reads a link while this waits.
             self.links.wait_for_room(Which::Aside)?;
+            let mut frame = locked(&self.aside).large();
             let Mirrored { mirror, told } = &mut *locked(&self.mirror);
-            let pages = mirror.next(&mut look);
-            if pages.is_empty() {
+            if !put_patches(false, &mut frame, |out| mirror.next(&mut look, out)) {
+                locked(&self.aside).give_back(frame);
                 return Ok(*told);
             }
             // Before anybody looks again, so that the newest bytes are the last to arrive.
             *told += 1;
-            let mut aside = locked(&self.aside);
-            aside.add(&Aside::Patches { pages })?;
-            aside.flush()?;
+            locked(&self.aside).give(frame)?;
         }
     }
 
@@ -659,25 +693,57 @@ impl Near {
         let done = move |_| {
             // What it has changed arrives before what was enqueued behind it may begin.
             if near.shared.load(Ordering::SeqCst) {
-                let _ = near.tell_changes(Scope::All);
+                let _ = near.tell_changes(Scope::All, false);
             }
             near.say(&Aside::HostFnDone { token });
         };
         self.host.host_function(token, Box::new(done));
     }
 
-    fn read(&self, number: u64, addr: u64, len: usize) -> Result<(), String> {
-        if len > CHUNK {
+    /// Returns what has the client's memory.
+    pub(super) fn client(&self) -> &ProxyHost {
+        &self.host
+    }
+
+    /// Says something in the job's log.
+    pub(super) fn log(&self, text: &str) {
+        self.host.log(text);
+    }
+
+    /// Returns whether a message names this memory, which devices may read.
+    pub(super) fn may_read(&self, addr: u64, len: u64) -> bool {
+        locked(&self.named).is_read(addr, len, self.completed.load(Ordering::SeqCst))
+    }
+
+    /// Writes the client's memory.
+    pub(super) fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), String> {
+        let completed = self.completed.load(Ordering::SeqCst);
+        if !locked(&self.named).is_written(addr, bytes.len() as u64, completed) {
+            return Err(format!("it writes memory that no message names, at {addr:#x}"));
+        }
+        if let Err(error) = self.host.write_client(addr, bytes) {
+            self.host.log(&format!(
+                "a copy to {} bytes at {addr:#x} of the program's memory failed: {error}",
+                bytes.len()
+            ));
+        }
+        Ok(())
+    }
+
+    fn read(self: &Arc<Near>, number: u64, addr: u64, len: u32) -> Result<(), String> {
+        if len as usize > CHUNK {
             return Err("it asks for more than a frame holds".into());
         }
-        let completed = self.completed.load(Ordering::SeqCst);
-        if !locked(&self.named).is_read(addr, len as u64, completed) {
+        if !self.may_read(addr, len.into()) {
             return Err(format!("it reads memory that no message names, at {addr:#x}"));
+        }
+        if self.lanes.read(self, number, addr, len) {
+            return Ok(());
         }
         // The far end's reader of the aside waits for nobody, so that room is made whatever waits
         // for this thread.
         self.links.wait_for_room(Which::Aside).map_err(|error| error.to_string())?;
-        let mut bytes = vec![0; len];
+        let mut bytes = vec![0; len as usize];
         let read = self.host.read_client(addr, &mut bytes).map_err(|error| error.0);
         let bytes = read.map(|()| Bytes::new(bytes).unwrap_or_default());
         self.say(&Aside::Bytes { number, bytes });

@@ -23,6 +23,7 @@ fn near() -> (Arc<Near>, mpsc::Receiver<Answer>, mpsc::Sender<Answer>) {
         sent: AtomicU64::new(10),
         completed: AtomicU64::new(0),
         works: AtomicU64::new(0),
+        writes: AtomicU64::new(0),
         asked: [const { AtomicBool::new(false) }; SLOTS],
         exports: [const { AtomicBool::new(false) }; SLOTS],
         socket: server.socket().try_clone_to_owned().unwrap(),
@@ -30,6 +31,7 @@ fn near() -> (Arc<Near>, mpsc::Receiver<Answer>, mpsc::Sender<Answer>) {
         named: Mutex::default(),
         lent: Lent::default(),
         broken: AtomicU32::new(0),
+        lanes: NearLanes::default(),
     };
     let (answer, answers) = channel();
     (Arc::new(near), answers, answer)
