@@ -373,6 +373,11 @@ pub fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
+/// Whether a signal has stopped it.
+pub fn is_stopped(pid: u32) -> bool {
+    state(pid) == Some('T')
+}
+
 /// Its state, as /proc tells it: R, S, T, Z.
 pub(crate) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -106,6 +106,14 @@ impl PskChannel {
         Ok(channel)
     }
 
+    /// Makes this end anew, for another connection between the two.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub fn anew(&self) -> Result<PskChannel, PskError> {
+        PskChannel::new(*self.secret, self.end)
+    }
+
     /// Greets anew: nothing more is sealed by the keys that there were.
     ///
     /// To be called before anything is sealed in another life of this memory. What is to be sealed

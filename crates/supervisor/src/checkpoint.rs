@@ -132,6 +132,8 @@ pub(crate) struct Checkpointer {
     pub(crate) proxies: Proxies,
     pub(crate) policy: Policy,
     pub(crate) roots: Roots,
+    /// The program's first process, once it has been started.
+    pub(crate) first: OnceLock<i32>,
     pub(crate) without: Without,
     pub(crate) log: Arc<JobLog>,
     /// Where the latest image is noted.
@@ -405,10 +407,13 @@ impl Checkpointer {
         }
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
         session.iter().zip(others).try_for_each(|(held, others)| held.settle(others))?;
+        if leaves.is_some() {
+            phases::moved("departs");
+        }
         let before = leaves.map(|_| Rest::before(&self.roots));
         let resting = self.rest(&mut begun, &preparing, patience, meeting.is_none())?;
         let Resting { quiet, roots, captures, stopped } = resting;
-        let mut rest = before.map(|before| Rest::begin(&roots, before));
+        let mut rest = before.map(|before| Rest::begin(&roots, self.first.get().copied(), before));
         let captured = begun.capture(stopped);
         GPU.idle();
         let (mut captured, at) = (captured?, jobs::now());

@@ -5,8 +5,10 @@
 
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::phases;
+use crate::signals::Signals;
 use kedge_control::job::{Moved, Order, Reply, Verdict, receive, send};
 use kedge_process::{Roots, running, waiting};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,7 +16,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use thiserror::Error;
 
 /// In the job's folder: where it has moved.
@@ -32,6 +34,8 @@ pub(crate) enum DepartError {
     Stays,
     #[error("the job is being ended here, or goes back to an image: it does not move")]
     Ends,
+    #[error("the program's first process has ended: what it has left behind does not move")]
+    Over,
     #[error("process {0} of the job has ended while it stood still: it does not move")]
     Dead(i32),
     #[error("the job was sent signal {0} while it stood still: it goes on here, try again")]
@@ -64,6 +68,8 @@ struct Asker<'a> {
 
 impl Leaves for Asker<'_> {
     fn decide(&self, image: &Path, rest: &Rest<'_>) -> Result<(), CheckpointError> {
+        // What is sent to the job before this shows where it stands still.
+        let since = SystemTime::now();
         let told = send(self.stream, &Reply::Standing { image: image.to_owned() });
         let heard = told
             .and_then(|()| self.stream.set_read_timeout(Some(DECIDING)))
@@ -75,7 +81,7 @@ impl Leaves for Asker<'_> {
                     |source| DepartError::Undecided { path: self.moved.clone(), source };
                 self.job.recovery.leave(|| {
                     rest.is_undisturbed()?;
-                    write(&self.moved, &moved).map_err(undecided)
+                    write(&self.moved, moved, since).map_err(undecided)
                 })?;
                 phases::moved("decided");
                 Ok(())
@@ -112,7 +118,8 @@ impl Checkpointer {
     }
 
     /// Returns when none of those processes is left: the decision is made, and until then nobody
-    /// may have the job run elsewhere.
+    /// may have the job run elsewhere. Proxies are not waited for: one whose server cannot be
+    /// reached tries that for minutes.
     pub(crate) fn see_it_end(&self, roots: &Roots) {
         while !running(roots).is_empty() {
             thread::sleep(LOOK);
@@ -123,6 +130,8 @@ impl Checkpointer {
 /// What must stay as it is while a job stands still: what happens to it meanwhile is in no image.
 pub(crate) struct Rest<'a> {
     roots: &'a Roots,
+    /// The program's first process.
+    first: Option<i32>,
     /// Signals that waited in its processes before they stood still.
     before: BTreeMap<i32, u64>,
     /// Its processes since.
@@ -135,9 +144,14 @@ impl<'a> Rest<'a> {
         waiting(roots)
     }
 
-    /// Begins with those that waited `before` it stood still.
-    pub(crate) fn begin(roots: &'a Roots, before: BTreeMap<i32, u64>) -> Rest<'a> {
-        Rest { roots, before, processes: Vec::new() }
+    /// Begins with the program's `first` process, and the signals that waited `before` it stood
+    /// still.
+    pub(crate) fn begin(
+        roots: &'a Roots,
+        first: Option<i32>,
+        before: BTreeMap<i32, u64>,
+    ) -> Rest<'a> {
+        Rest { roots, first, before, processes: Vec::new() }
     }
 
     /// Is told that it stands still.
@@ -148,7 +162,9 @@ impl<'a> Rest<'a> {
     /// Looks whether what stands still is what was captured.
     ///
     /// # Errors
-    /// A process was ended, or sent a signal that it would not see elsewhere.
+    /// A process was ended, or sent a signal that it would not see elsewhere; or the program's
+    /// first one had ended before, so that its end is told here and another would be taken for it
+    /// there.
     fn is_undisturbed(&self) -> Result<(), DepartError> {
         /// Those that people and batch systems send: timers, which go on, send others.
         const SENT: [i32; 7] = [
@@ -161,6 +177,9 @@ impl<'a> Rest<'a> {
             libc::SIGTERM,
         ];
         let sent = SENT.iter().fold(0, |all, signal| all | 1u64 << (signal - 1));
+        if self.first.is_some_and(|first| !self.processes.contains(&first)) {
+            return Err(DepartError::Over);
+        }
         let now = waiting(self.roots);
         if let Some(dead) = self.processes.iter().find(|pid| !now.contains_key(pid)) {
             return Err(DepartError::Dead(*dead));
@@ -178,8 +197,29 @@ pub(crate) fn moved_from(folder: &Path) -> Option<Moved> {
     read(folder).ok().flatten()
 }
 
+/// What is written where a job has moved.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    #[serde(flatten)]
+    moved: Moved,
+    /// What was sent to the job since then is in none of its images.
+    #[serde(default)]
+    since: Option<SystemTime>,
+}
+
+/// Has signals that came to the job when it was on its way, and that are lost with its processes
+/// here, come to this process again, for what takes its place.
+pub(crate) fn keep_signals(folder: &Path, signals: &Signals) {
+    let since = read_note(folder).ok().flatten().and_then(|note| note.since);
+    since.into_iter().for_each(|since| signals.send_again(since));
+}
+
 /// The same, and tells where that cannot be read.
 pub(crate) fn read(folder: &Path) -> io::Result<Option<Moved>> {
+    Ok(read_note(folder)?.map(|note| note.moved))
+}
+
+fn read_note(folder: &Path) -> io::Result<Option<Note>> {
     match fs::read(folder.join(MOVED)) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -205,11 +245,12 @@ pub(crate) fn clear(folder: &Path) {
 }
 
 /// Is on the disk when this returns.
-fn write(path: &Path, moved: &Moved) -> io::Result<()> {
+fn write(path: &Path, moved: Moved, since: SystemTime) -> io::Result<()> {
+    let note = Note { moved, since: Some(since) };
     let new = path.with_extension("json.new");
     let _ = fs::remove_file(&new);
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(&serde_json::to_vec(moved)?)?;
+    file.write_all(&serde_json::to_vec(&note)?)?;
     file.sync_all()?;
     fs::rename(&new, path)?;
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -238,7 +279,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let moved = Moved { server: "b:7531".into(), token: [1; 16], secret: [2; 32] };
         assert_eq!(moved_from(&folder), None);
-        write(&folder.join(MOVED), &moved).unwrap();
+        write(&folder.join(MOVED), moved.clone(), SystemTime::now()).unwrap();
         let mode = fs::metadata(folder.join(MOVED)).unwrap().permissions().mode();
         assert_eq!((moved_from(&folder), mode & 0o777), (Some(moved.clone()), 0o600));
         assert!(!format!("{moved:?}").contains("2, 2"));
@@ -246,12 +287,12 @@ mod tests {
         assert_eq!(moved_from(&folder), None);
         fs::write(folder.join(MOVED), "{}").unwrap();
         assert_eq!(moved_from(&folder), None);
-        write(&folder.join(MOVED), &moved).unwrap();
+        write(&folder.join(MOVED), moved.clone(), SystemTime::now()).unwrap();
         revoke(&folder).unwrap();
         revoke(&folder).unwrap();
         assert_eq!(read(&folder).unwrap(), None);
         // Where it cannot be removed it is emptied.
-        write(&folder.join(MOVED), &moved).unwrap();
+        write(&folder.join(MOVED), moved.clone(), SystemTime::now()).unwrap();
         let file = File::options().write(true).open(folder.join(MOVED)).unwrap();
         withdraw(&folder.join("nowhere/moved.json"), &file).unwrap();
         assert_eq!(read(&folder).unwrap(), None);

@@ -86,10 +86,10 @@ use rank::{Open, Seat};
 pub use rank::{RankError, is_one_of_ranks};
 use recover::Recovery;
 pub use recover::{End, GoBack};
-pub use relayed::Passed;
+pub use relayed::{Passed, Sent};
 pub use restart::{Back, RestartSpec, images_of, restart, settle_restarts};
 pub use shown::Showing;
-pub use signals::{die_of, on_interrupt};
+pub use signals::{die_of, on_interrupt, signal_group_of};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ use tally::Tally;
 pub use tally::{Checkpoints, LastFailure};
 use thiserror::Error;
 use together::Ranks;
-use turn::Turn;
+use turn::{Starting, Turn};
 use warm::{Kind, Own, Sources};
 use watch::Watch;
 
@@ -368,9 +368,10 @@ fn supervise(
     let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except };
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
     let ranks = Ranks::of(joint.as_ref(), &spec.policy, dir);
-    let checkpointer = serve_control(spec, name, joint, dir, roots, &proxies, &recovery);
+    let checkpointer = checkpointer_of(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.turn.start();
+    serve_control(dir, &checkpointer, &starting);
     let end = rank.map(|(seat, open)| rank::serve(&seat, open, &log)).transpose()?;
     // Where SIGTERM reaches all processes of a step, the job is to be there when it is captured.
     let withheld = ranks.as_ref().and(spec.policy.on_term).map(|_| libc::SIGTERM);
@@ -383,6 +384,7 @@ fn supervise(
             return Err(error);
         }
     };
+    let _ = checkpointer.first.set(program.pid as i32);
     drop(starting);
     let begin = Instant::now();
     (meta.pid, meta.marks) = (Some(program.pid), Some(Marks::here(Some(program.pid))));
@@ -423,8 +425,9 @@ fn supervise(
     if let Some(moved) = departing::moved_from(dir.path()) {
         // However long a last image may take: whoever has its streams says that nothing is left.
         checkpointer.settle(None);
-        checkpointer.see_it_end(&checkpointer.roots);
+        checkpointer.see_it_end(&checkpointer.program());
         program.see_proxies_off(spec, &signals, &proxies, &recovery);
+        departing::keep_signals(dir.path(), &signals);
         return Ok(Some(left_for(dir, meta, moved, &log)));
     }
     program.see_proxies_off(spec, &signals, &proxies, &recovery);
@@ -463,8 +466,8 @@ fn left_for(dir: &JobDir, mut meta: Meta, moved: Moved, log: &JobLog) -> Ended {
     Ended { moved: Some(moved), ..Ended::from(Outcome::Killed(libc::SIGKILL)) }
 }
 
-/// Answers on the job's control socket. A job that cannot be checkpointed runs all the same.
-fn serve_control(
+/// What takes the job's checkpoints.
+fn checkpointer_of(
     spec: &JobSpec,
     name: &JobName,
     joint: Option<Joint>,
@@ -473,11 +476,10 @@ fn serve_control(
     proxies: &Proxies,
     recovery: &Arc<Recovery>,
 ) -> Arc<Checkpointer> {
-    let log = &recovery.log;
     let (gpu, limits) = (spec.gpu.to_string(), spec.limits);
     let has_devices = matches!(spec.gpu, JobGpu::Devices(_));
     let devices = has_devices.then_some(Devices { gpu, limits, folder: dir.path().to_owned() });
-    let checkpointer = Arc::new(Checkpointer {
+    Arc::new(Checkpointer {
         name: name.clone(),
         command: spec.command(),
         devices: Mutex::new(devices),
@@ -485,8 +487,9 @@ fn serve_control(
         proxies: proxies.clone(),
         policy: spec.policy.clone(),
         roots,
+        first: OnceLock::new(),
         without: Without::GoesOn,
-        log: log.clone(),
+        log: recovery.log.clone(),
         last: dir.last_image(),
         tally: Tally::new(dir.checkpoints()),
         turn: Turn::default(),
@@ -500,12 +503,16 @@ fn serve_control(
         joint: joint.map(OnceLock::from).unwrap_or_default(),
         launches: Arc::default(),
         over: AtomicBool::new(false),
-    });
+    })
+}
+
+/// Answers on the job's control socket. A job that cannot be checkpointed runs all the same.
+/// Whoever asks before the program is there waits for it: who starts that has the turn already.
+fn serve_control(dir: &JobDir, checkpointer: &Arc<Checkpointer>, _starting: &Starting<'_>) {
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
-        log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));
+        checkpointer.log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));
     }
     checkpointer.take_part();
-    checkpointer
 }
 
 fn open_log(dir: &JobDir) -> Result<Arc<JobLog>, JobError> {

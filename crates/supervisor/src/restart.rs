@@ -274,7 +274,8 @@ fn restart_one(
     let outcome = watch((policy.clone(), ranks), dir, &log, &signals, &restarted, &missed);
     if let Some(moved) = departing::moved_from(dir.path()) {
         drop(restarted);
-        recover::end_all()?;
+        recover::see_all_end();
+        departing::keep_signals(dir.path(), &signals);
         return Ok(Some(left_for(dir, meta, moved, &log)));
     }
     if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
@@ -586,6 +587,7 @@ impl Checkpointing<'_> {
             proxies: self.proxies.clone(),
             policy,
             roots: job.roots(),
+            first: job.root().into(),
             without: Without::Ends,
             log: log.clone(),
             last: self.dir.last_image(),

@@ -7,7 +7,7 @@ use crate::jobs::{self, Next};
 use crate::missed::Missed;
 use crate::pace::Pace;
 use crate::policy::{OnTerm, Policy};
-use crate::signals::{Signal, Signals};
+use crate::signals::{self, Signal, Signals};
 use crate::together::Ranks;
 use kedge_control::joblog::JobLog;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,7 @@ impl Watch {
         loop {
             match signals.next() {
                 Signal::Forward(libc::SIGTERM) if ending.is_none() && self.has_last_word() => {
+                    signals.withhold(libc::SIGTERM);
                     ending = Some(match &self.ranks {
                         Some(ranks) => self.end_together(ranks.clone()),
                         None => self.checkpoint_and_end(),
@@ -52,7 +53,8 @@ impl Watch {
                 }
                 // Slurm tells all processes, and those that pass it on besides.
                 Signal::Forward(libc::SIGTERM) if ending.is_some() && self.ranks.is_some() => {}
-                Signal::Forward(signal) => (self.signal)(signal),
+                Signal::Group(signal) if signals::to_group(signal) => {}
+                Signal::Forward(signal) | Signal::Group(signal) => (self.signal)(signal),
                 Signal::Child => {
                     if let Some(outcome) = ended() {
                         // An image of a program that has ended since is a good image.

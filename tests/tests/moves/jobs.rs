@@ -13,26 +13,26 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-const STEPS: u64 = 150;
+pub(crate) const STEPS: u64 = 150;
 /// What the program ends with when all of its steps were right.
-const WELL: i32 = 7;
+pub(crate) const WELL: i32 = 7;
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Two hosts, of which the second one takes jobs.
-struct Hosts {
-    world: World,
-    server: Served,
+pub(crate) struct Hosts {
+    pub(crate) world: World,
+    pub(crate) server: Served,
 }
 
 impl Hosts {
-    fn new(name: &str) -> Hosts {
+    pub(crate) fn new(name: &str) -> Hosts {
         Hosts::with(name, &["--take-jobs"], &[])
     }
 
-    fn with(name: &str, options: &[&str], environment: &[(&str, &Path)]) -> Hosts {
+    pub(crate) fn with(name: &str, options: &[&str], environment: &[(&str, &Path)]) -> Hosts {
         let world = World::new(name);
         build(&world, "steps", &[]);
         for host in ["a", "b"] {
@@ -45,22 +45,22 @@ impl Hosts {
         Hosts { server: Served::started(command), world }
     }
 
-    fn kedge(&self, host: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn kedge(&self, host: &str, arguments: &[&str]) -> Command {
         let mut command = kedge_as(&self.world, User::Same, arguments);
         command.env("XDG_STATE_HOME", self.home().join(host));
         command
     }
 
-    fn home(&self) -> PathBuf {
+    pub(crate) fn home(&self) -> PathBuf {
         self.world.home()
     }
 
     /// A job on the first host: a shell, a program that counts, and what copies that to a file.
-    fn start(&self) -> Job {
+    pub(crate) fn start(&self) -> Job {
         self.start_with(&[])
     }
 
-    fn start_with(&self, environment: &[(&str, &str)]) -> Job {
+    pub(crate) fn start_with(&self, environment: &[(&str, &str)]) -> Job {
         let line = format!("set -o pipefail; ./steps {STEPS} 20 2 8 | tee copy");
         let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", &line];
         let mut command = self.kedge("a", &run);
@@ -68,17 +68,17 @@ impl Hosts {
         Job::start(command)
     }
 
-    fn migrate(&self, options: &[&str]) -> Command {
+    pub(crate) fn migrate(&self, options: &[&str]) -> Command {
         let migrate = ["migrate", "j", "--host", &self.server.address];
         self.kedge("a", &[&migrate[..], options].concat())
     }
 
-    fn moved(&self, options: &[&str]) -> Output {
+    pub(crate) fn moved(&self, options: &[&str]) -> Output {
         self.migrate(options).output().expect("kedge")
     }
 
     /// A move that is held at `phase` until the file is gone.
-    fn held(&self, phase: &str) -> (Child, PathBuf) {
+    pub(crate) fn held(&self, phase: &str) -> (Child, PathBuf) {
         let file = self.home().join("held");
         let mut command = self.migrate(&[]);
         command.env("KEDGE_HOLD_MOVE", format!("{phase}:{}", file.display()));
@@ -88,20 +88,20 @@ impl Hosts {
     }
 
     /// The state of the job on a host; nothing where it has never been.
-    fn state(&self, host: &str) -> String {
+    pub(crate) fn state(&self, host: &str) -> String {
         let rows = self.kedge(host, &["ps", "-a", "--json"]).output().expect("kedge").stdout;
         let rows: Value = serde_json::from_slice(&rows).expect("rows");
         rows[0]["state"].as_str().unwrap_or_default().to_owned()
     }
 
     /// It runs on one host, and the other one knows, where its supervisor has seen its end.
-    fn has_moved(&self, from: &str, to: &str) {
+    pub(crate) fn has_moved(&self, from: &str, to: &str) {
         assert_eq!(self.state(to), "running");
         until("the word that it has moved", || self.state(from) == "moved");
     }
 
     /// All steps were done once, as the file has it that the job writes.
-    fn copy_is_right(&self) {
+    pub(crate) fn copy_is_right(&self) {
         let copy = fs::read_to_string(self.home().join("copy")).expect("the copy");
         let lines: Vec<&str> = copy.lines().collect();
         let nonce = lines[0].strip_prefix("nonce ").expect("a nonce");
@@ -110,7 +110,7 @@ impl Hosts {
         assert_eq!(lines[1..], all);
     }
 
-    fn images(&self, host: &str) -> usize {
+    pub(crate) fn images(&self, host: &str) -> usize {
         let images = fs::read_dir(self.home().join(host).join("kedge/images"));
         images.map_or(0, |images| images.flatten().count())
     }

@@ -5,3 +5,5 @@ mod balance;
 mod jobs;
 mod migrate;
 mod move_when;
+mod streams;
+mod terminals;

@@ -33,6 +33,14 @@ pub(crate) enum Frame {
     Signal(u8),
     /// The command has ended, as ssh tells it.
     Exit(u8),
+    /// For the command's process group: a terminal has sent it.
+    GroupSignal(u8),
+    /// So many bytes of frames were heard, on all connections.
+    Heard(u64),
+    /// The same, first of all on a connection: what came after them is to be said again.
+    Resume(u64),
+    /// Instead of that, where nothing was heard and nothing was said.
+    Begin,
 }
 
 impl Frame {
@@ -47,6 +55,10 @@ impl Frame {
                 let [a, b, c, d] = count.to_le_bytes();
                 put(6, &[*stream as u8, a, b, c, d], bytes);
             }
+            Frame::GroupSignal(signal) => put(7, &[*signal], bytes),
+            Frame::Heard(count) => put(8, &count.to_le_bytes(), bytes),
+            Frame::Resume(count) => put(9, &count.to_le_bytes(), bytes),
+            Frame::Begin => put(10, &[], bytes),
         }
     }
 }
@@ -64,12 +76,21 @@ fn put(kind: u8, body: &[u8], bytes: &mut Vec<u8>) {
 
 /// Bytes that have come, and are not yet taken.
 #[derive(Debug, Default)]
-pub(crate) struct Decoder(Bytes);
+pub(crate) struct Decoder {
+    bytes: Bytes,
+    /// Bytes of the frame that was taken last.
+    last: usize,
+}
 
 impl Decoder {
     /// For who appends what has come.
     pub(crate) fn end(&mut self) -> &mut Vec<u8> {
-        self.0.end()
+        self.bytes.end()
+    }
+
+    /// Bytes of the frame that was taken last.
+    pub(crate) fn last(&self) -> usize {
+        self.last
     }
 
     /// The next frame, if all of it is there.
@@ -77,7 +98,7 @@ impl Decoder {
     /// # Errors
     /// What comes is none.
     pub(crate) fn next(&mut self) -> io::Result<Option<Frame>> {
-        let Some((head, rest)) = self.0.waiting().split_first_chunk::<HEAD>() else {
+        let Some((head, rest)) = self.bytes.waiting().split_first_chunk::<HEAD>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
@@ -86,7 +107,8 @@ impl Decoder {
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let frame = decode(head[0], body).ok_or(io::ErrorKind::InvalidData)?;
-        self.0.take(HEAD + length);
+        self.last = HEAD + length;
+        self.bytes.take(self.last);
         Ok(Some(frame))
     }
 }
@@ -101,6 +123,10 @@ fn decode(kind: u8, body: &[u8]) -> Option<Frame> {
         (6, [number, count @ ..]) => {
             Some(Frame::Taken(stream(*number)?, u32::from_le_bytes(count.try_into().ok()?)))
         }
+        (7, [signal]) => Some(Frame::GroupSignal(*signal)),
+        (8, count) => Some(Frame::Heard(u64::from_le_bytes(count.try_into().ok()?))),
+        (9, count) => Some(Frame::Resume(u64::from_le_bytes(count.try_into().ok()?))),
+        (10, []) => Some(Frame::Begin),
         _ => None,
     }
 }
@@ -120,6 +146,10 @@ mod tests {
             Frame::Taken(Stream::Err, 70_000),
             Frame::Data(Stream::Out, vec![7; MOST]),
             Frame::Exit(255),
+            Frame::GroupSignal(2),
+            Frame::Heard(1 << 40),
+            Frame::Resume(0),
+            Frame::Begin,
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.put(&mut bytes));
@@ -139,8 +169,9 @@ mod tests {
     fn what_is_no_frame_is_refused() {
         let too_long = [&[0][..], &(MOST as u32 + 1).to_le_bytes()].concat();
         let taken = [6, 4, 0, 0, 0, 0, 1, 0, 0];
-        let (kind, stream, empty) = ([9, 0, 0, 0, 0], [3, 1, 0, 0, 0, 3], [4, 0, 0, 0, 0]);
-        for bytes in [&too_long[..], &taken, &kind, &stream, &empty] {
+        let (kind, stream, empty) = ([11, 0, 0, 0, 0], [3, 1, 0, 0, 0, 3], [4, 0, 0, 0, 0]);
+        let (short, full) = ([8, 1, 0, 0, 0, 1], [10, 1, 0, 0, 0, 1]);
+        for bytes in [&too_long[..], &taken, &kind, &stream, &empty, &short, &full] {
             let mut decoder = Decoder::default();
             decoder.end().extend_from_slice(bytes);
             assert!(decoder.next().is_err(), "{bytes:?}");

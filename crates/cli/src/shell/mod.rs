@@ -12,9 +12,11 @@
 mod bytes;
 mod far;
 pub(crate) mod frame;
+mod kept;
 mod near;
 mod options;
 pub(crate) mod relay;
+mod sink;
 
 use crate::Failure;
 use clap::Args;

@@ -6,30 +6,33 @@
 
 use super::bytes::Bytes;
 use super::frame::{Decoder, Frame, MOST, Stream, WINDOW, put_data};
+use super::kept::Kept;
+use super::sink::Sink;
 use kedge_keys::{PSK_BYTES, PskChannel, PskEnd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, fstat};
-use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use rustix::io::Errno;
 use rustix::net::sockopt;
+use rustix::process::{Pid, getpgrp};
+use rustix::termios::{isatty, tcgetpgrp};
 use std::fmt;
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What may wait to be sent, in bytes, before a stream is not read any more.
 const WAITING: usize = 256 << 10;
-/// A pipe that poll() calls writable takes so much at once (PIPE_BUF): whoever shares it is spared
-/// O_NONBLOCK.
-const PIECE: usize = 4096;
-/// Written at once where the kernel can be told not to wait.
-const LARGE: usize = 128 << 10;
 /// The other end hears of so much that was written, or of less when nothing waits.
 const TOLD: usize = WINDOW / 4;
 /// How long the other host may say nothing before it is asked, how soon again, and how often.
 const SILENCE: Duration = Duration::from_secs(60);
 const ASK: Duration = Duration::from_secs(15);
 const ASKED: u32 = 4;
+/// How soon is tried again what the system has no room for, or no memory.
+const FULL: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_millis(100);
+/// How soon is looked again whether this process is in its terminal's foreground.
+const FOREGROUND: Duration = Duration::from_millis(250);
 
 /// Where something is read and sent to the other end.
 #[derive(Debug)]
@@ -38,19 +41,18 @@ struct Source {
     fd: OwnedFd,
     /// How many bytes the other end has room for.
     room: usize,
+    /// How many more are read, where not all are.
+    left: Option<usize>,
+    is_terminal: bool,
 }
 
-/// Where something is written that the other end sends.
-#[derive(Debug)]
-struct Sink {
-    stream: Stream,
-    fd: OwnedFd,
-    way: Way,
-    waits: Bytes,
-    /// How many were written that the other end has not been told of.
-    untold: usize,
-    /// Nothing more comes.
-    ends: bool,
+impl Source {
+    /// Whether it may be read. A terminal is its foreground's: it stops others that read it.
+    fn is_ours(&self) -> bool {
+        let is_other = |group: Pid| group != getpgrp();
+        // It may be none of this process's session, of which it would not know.
+        !(self.is_terminal && tcgetpgrp(&self.fd).is_ok_and(is_other))
+    }
 }
 
 /// Which life of an image this is: what a restart makes of a connection is another socket, and no
@@ -64,54 +66,18 @@ fn life(link: &TcpStream) -> io::Result<(String, u64)> {
     Ok((boot, sockopt::socket_cookie(link)?))
 }
 
-/// How a file takes bytes so that nobody waits for whoever reads them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// All at once: nobody reads an ordinary file.
-    Whole,
-    /// The kernel can be told not to wait.
-    NoWait,
-    /// By so little that poll() vouches for it.
-    Piece,
-}
-
-impl Way {
-    fn of(fd: &OwnedFd) -> Way {
-        match fstat(fd).map(|file| FileType::from_raw_mode(file.st_mode)) {
-            Ok(FileType::RegularFile) => Way::Whole,
-            Ok(FileType::Fifo | FileType::Socket) => Way::NoWait,
-            _ => Way::Piece,
-        }
-    }
-}
-
-impl Sink {
-    /// Writes what it takes without waiting.
-    fn write(&mut self) -> Result<usize, Errno> {
-        let waits = self.waits.waiting();
-        let large = &waits[..waits.len().min(LARGE)];
-        let written = match self.way {
-            Way::Whole => rustix::io::write(&self.fd, large),
-            Way::Piece => rustix::io::write(&self.fd, &waits[..waits.len().min(PIECE)]),
-            Way::NoWait => {
-                let large = [IoSlice::new(large)];
-                pwritev2(&self.fd, &large, u64::MAX, ReadWriteFlags::NOWAIT)
-            }
-        };
-        if self.way == Way::NoWait && written == Err(Errno::OPNOTSUPP) {
-            self.way = Way::Piece;
-            return self.write();
-        }
-        written
-    }
-}
-
 /// One end of a remote shell.
 #[derive(Debug)]
 pub(crate) struct Relay {
     link: TcpStream,
     channel: PskChannel,
-    life: (String, u64),
+    /// Of one whose memory images may hold.
+    life: Option<(String, u64)>,
+    /// Which life this is could not be found out: nothing is sealed meanwhile.
+    life_is_unknown: bool,
+    /// Of one that outlives its connections; and what is to be said first on this one.
+    kept: Option<Kept>,
+    first: Vec<u8>,
     /// What is to be sealed, and what is to be sent.
     plain: Vec<u8>,
     out: Bytes,
@@ -129,20 +95,37 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Makes one end of the two that have this secret.
+    /// Makes one end of the two that have this secret, which an image may hold.
     ///
     /// # Errors
     /// The connection is lost, or the system gives no random numbers.
     pub(crate) fn new(link: TcpStream, secret: [u8; PSK_BYTES], end: PskEnd) -> io::Result<Relay> {
-        link.set_nonblocking(true)?;
-        link.set_nodelay(true)?;
-        // A host that is lost says nothing.
-        sockopt::set_socket_keepalive(&link, true)?;
-        sockopt::set_tcp_keepidle(&link, SILENCE)?;
-        sockopt::set_tcp_keepintvl(&link, ASK)?;
-        sockopt::set_tcp_keepcnt(&link, ASKED)?;
+        let life = life(&link)?;
+        Ok(Relay { life: Some(life), ..Relay::of(link, secret, end)? })
+    }
+
+    /// Makes one end of the two that have this secret, both of which outlive the connection and are
+    /// in no image: see [`Relay::resume`].
+    ///
+    /// # Errors
+    /// As for [`Relay::new`].
+    pub(crate) fn outliving(
+        link: TcpStream,
+        secret: [u8; PSK_BYTES],
+        end: PskEnd,
+    ) -> io::Result<Relay> {
+        let mut kept = Kept::default();
+        let first = kept.begin();
+        Ok(Relay { kept: Some(kept), first, ..Relay::of(link, secret, end)? })
+    }
+
+    fn of(link: TcpStream, secret: [u8; PSK_BYTES], end: PskEnd) -> io::Result<Relay> {
+        prepare(&link)?;
         Ok(Relay {
-            life: life(&link)?,
+            life: None,
+            life_is_unknown: false,
+            kept: None,
+            first: Vec::new(),
             channel: PskChannel::new(secret, end).map_err(io::Error::other)?,
             link,
             plain: Vec::new(),
@@ -157,13 +140,90 @@ impl Relay {
         })
     }
 
+    /// Goes on by another connection: nothing that was said is lost, or said twice.
+    ///
+    /// # Errors
+    /// The connection is lost, or the system gives no random numbers.
+    pub(crate) fn resume(&mut self, link: TcpStream) -> io::Result<()> {
+        let kept = self.kept.as_mut().ok_or(ErrorKind::Unsupported)?;
+        prepare(&link)?;
+        self.channel = self.channel.anew().map_err(io::Error::other)?;
+        self.first = kept.begin();
+        (self.link, self.out, self.decoder) = (link, Bytes::default(), Decoder::default());
+        self.closed = None;
+        Ok(())
+    }
+
+    /// Whether the other end has said on this connection where it goes on.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.is_closed() && self.kept.as_ref().is_some_and(Kept::goes_on)
+    }
+
+    /// Whether another has come in the place of the other end, which has ended.
+    pub(crate) fn is_another(&self) -> bool {
+        self.kept.as_ref().is_some_and(Kept::is_another)
+    }
+
+    /// Whether the other end has heard all that was said.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.plain.is_empty() && self.kept.as_ref().is_some_and(|kept| kept.unheard().is_empty())
+    }
+
+    /// Tells the other end that all was heard that has come.
+    pub(crate) fn tell_heard(&mut self) {
+        let told = self.kept.as_mut().map(Kept::tells);
+        told.iter().for_each(|frame| self.say(frame));
+    }
+
+    /// What was read of `stream`, and the other end is not known to have heard.
+    pub(crate) fn unheard(&self, stream: Stream) -> Vec<u8> {
+        let mut frames = Decoder::default();
+        let said = self.kept.as_ref().map_or(&[][..], Kept::unheard);
+        frames.end().extend(said.iter().chain(&self.plain));
+        let mut all = Vec::new();
+        while let Ok(Some(frame)) = frames.next() {
+            match frame {
+                Frame::Data(of, data) if of == stream => all.extend(data),
+                _ => {}
+            }
+        }
+        all
+    }
+
     pub(crate) fn read_from(&mut self, stream: Stream, fd: OwnedFd) {
-        self.sources.push(Source { stream, fd, room: WINDOW });
+        let is_terminal = isatty(&fd);
+        self.sources.push(Source { stream, fd, room: WINDOW, left: None, is_terminal });
+    }
+
+    /// Reads no more of all streams than is there.
+    ///
+    /// # Errors
+    /// A stream is none of which that can be told.
+    pub(crate) fn read_what_is_there(&mut self) -> io::Result<()> {
+        for source in self.sources.iter_mut().filter(|source| source.left.is_none()) {
+            source.left = Some(rustix::io::ioctl_fionread(&source.fd)? as usize);
+        }
+        self.sources.retain(|source| source.left != Some(0));
+        Ok(())
+    }
+
+    /// Whether a stream is read.
+    pub(crate) fn reads(&self, stream: Stream) -> bool {
+        self.sources.iter().any(|source| source.stream == stream)
+    }
+
+    /// Whether more may come to be written.
+    pub(crate) fn has_sinks(&self) -> bool {
+        !self.sinks.is_empty()
+    }
+
+    /// Whether something waits for room in a file system.
+    pub(crate) fn is_full(&self) -> bool {
+        self.sinks.iter().any(|sink| sink.full.is_some())
     }
 
     pub(crate) fn write_to(&mut self, stream: Stream, fd: OwnedFd) {
-        let (way, waits) = (Way::of(&fd), Bytes::default());
-        self.sinks.push(Sink { stream, fd, way, waits, untold: 0, ends: false });
+        self.sinks.push(Sink::new(stream, fd));
     }
 
     pub(crate) fn say(&mut self, frame: &Frame) {
@@ -187,6 +247,10 @@ impl Relay {
 
     /// The first reason is the one that others follow from.
     fn close(&mut self, why: impl fmt::Display) {
+        if self.closed.is_none() && self.kept.is_some() {
+            // Else the other end would wait for this one, which waits for another connection.
+            let _ = self.link.shutdown(std::net::Shutdown::Both);
+        }
         self.closed.get_or_insert_with(|| why.to_string());
     }
 
@@ -201,7 +265,7 @@ impl Relay {
 
     /// Whether all that was said has been sent.
     pub(crate) fn has_sent(&self) -> bool {
-        self.plain.is_empty() && self.out.is_empty()
+        self.first.is_empty() && self.plain.is_empty() && self.out.is_empty()
     }
 
     /// Closes all streams.
@@ -246,31 +310,40 @@ impl Relay {
         wait: Option<Duration>,
     ) -> io::Result<Vec<PollFlags>> {
         let when = |is: bool, flags: PollFlags| if is { flags } else { PollFlags::empty() };
-        let has_room = self.plain.len() + self.out.len() < WAITING;
+        let has_room = self.plain.len() + self.out.len() < WAITING
+            && self.kept.as_ref().is_none_or(Kept::has_room);
         // Whoever is not to be waited for is not asked about: what has ended is always ready.
         let link = (!self.is_closed()).then(|| {
             let flags = PollFlags::IN | when(!self.out.is_empty(), PollFlags::OUT);
             PollFd::from_borrowed_fd(self.link.as_fd(), flags)
         });
         let sinks = self.sinks.iter().map(|sink| {
-            let flags = when(!sink.waits.is_empty(), PollFlags::OUT);
+            let flags = when(sink.is_due(), PollFlags::OUT);
             Some(PollFd::from_borrowed_fd(sink.fd.as_fd(), flags))
         });
         let sources = self.sources.iter().map(|source| {
-            let is_read = has_room && source.room > 0;
+            let is_read = has_room && source.room > 0 && source.is_ours();
             is_read.then(|| PollFd::from_borrowed_fd(source.fd.as_fd(), PollFlags::IN))
         });
         let also = also.map(|fd| Some(PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let all: Vec<Option<PollFd<'_>>> =
             std::iter::once(link).chain(sinks).chain(sources).chain(also).collect();
         let mut asked: Vec<PollFd<'_>> = all.iter().flatten().cloned().collect();
-        let limit = wait.map(|wait| Timespec {
+        let is_behind = self.sources.iter().any(|source| !source.is_ours());
+        let again = [(self.is_full(), FULL), (self.life_is_unknown, SOON), (is_behind, FOREGROUND)];
+        let again = again.into_iter().filter(|(is, _)| *is).map(|(_, soon)| soon);
+        let limit = again.chain(wait).min().map(|wait| Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: wait.subsec_nanos().into(),
         });
         let is_told = match poll(&mut asked, limit.as_ref()) {
             Ok(_) => true,
             Err(Errno::INTR) => false,
+            // There is no memory now.
+            Err(Errno::NOMEM | Errno::AGAIN) => {
+                std::thread::sleep(SOON);
+                false
+            }
             Err(error) => return Err(error.into()),
         };
         let mut ready = asked.iter().map(|fd| when(is_told, fd.revents()));
@@ -287,7 +360,7 @@ impl Relay {
     fn write(&mut self, ready: &[PollFlags]) {
         let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
         let takes = |(sink, ready): &(&Sink, &PollFlags)| {
-            !sink.waits.is_empty() && ready.contains(PollFlags::OUT) && !ready.intersects(gone)
+            sink.is_due() && ready.contains(PollFlags::OUT) && !ready.intersects(gone)
         };
         let each = self.sinks.iter().zip(ready).enumerate();
         let can: Vec<usize> = each.filter(|(_, one)| takes(one)).map(|(index, _)| index).collect();
@@ -302,6 +375,9 @@ impl Relay {
             };
             match written {
                 Ok(written) => {
+                    if written > 0 {
+                        sink.full = None;
+                    }
                     sink.waits.take(written);
                     sink.untold += written;
                     let is_due = sink.untold >= TOLD || sink.waits.is_empty();
@@ -311,6 +387,10 @@ impl Relay {
                     }
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
+                // It waits until there is room: what comes is kept, and its sender waits.
+                Err(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM | Errno::NOBUFS) => {
+                    sink.full = Some(Instant::now() + FULL);
+                }
                 // Nobody reads it.
                 Err(_) => ended.push(sink.stream),
             }
@@ -326,19 +406,21 @@ impl Relay {
         let mut ended = Vec::new();
         let each = self.sources.iter_mut().zip(ready);
         for (source, _) in each.filter(|(_, ready)| !ready.is_empty()) {
-            let most = source.room.min(MOST);
+            let most = source.room.min(MOST).min(source.left.unwrap_or(MOST));
             match rustix::io::read(&source.fd, &mut self.buffer[..most]) {
                 Ok(0) => ended.push(source.stream),
                 Ok(read) => {
                     source.room -= read;
+                    source.left.iter_mut().for_each(|left| *left -= read);
                     put_data(source.stream, &self.buffer[..read], &mut self.plain);
                 }
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM) => {}
                 Err(_) => ended.push(source.stream),
             }
         }
         ended.iter().for_each(|stream| self.say(&Frame::End(*stream)));
-        self.sources.retain(|source| !ended.contains(&source.stream));
+        let goes_on = |source: &Source| !ended.contains(&source.stream) && source.left != Some(0);
+        self.sources.retain(goes_on);
     }
 
     /// Seals what was said, as soon as the other end has shown itself.
@@ -349,20 +431,39 @@ impl Relay {
     }
 
     fn try_to_seal(&mut self) -> io::Result<()> {
-        if !self.plain.is_empty() && !self.is_closed() {
-            // What is to be sealed has been read: whatever life begins from here on would seal the
-            // same by the same key.
-            let life = life(&self.link)?;
-            if life != self.life {
-                self.life = life;
-                self.channel.renew().map_err(io::Error::other)?;
-            }
-            if self.channel.seal(&self.plain, self.out.end()).map_err(io::Error::other)? {
-                self.plain.clear();
+        if !self.first.is_empty() && !self.is_closed() && self.seals(&self.first.clone())? {
+            self.first.clear();
+        }
+        let goes_on = self.kept.as_ref().is_none_or(Kept::goes_on);
+        if !self.plain.is_empty() && !self.is_closed() && goes_on && self.begins_life()? {
+            let plain = std::mem::take(&mut self.plain);
+            if !self.seals(&plain)? {
+                self.plain = plain;
+            } else if self.kept.as_mut().is_some_and(|kept| !kept.seal(&plain)) {
+                return Err(io::Error::other("the other end does not say what it has heard"));
             }
         }
         self.channel.greet(self.out.end());
         Ok(())
+    }
+
+    fn seals(&mut self, plain: &[u8]) -> io::Result<bool> {
+        self.channel.seal(plain, self.out.end()).map_err(io::Error::other)
+    }
+
+    /// Finds out whether this is another life of an image: what is to be sealed has been read, and
+    /// whatever life begins from here on would seal the same by the same key. Returns whether that
+    /// is known: there may be no descriptor to look with.
+    fn begins_life(&mut self) -> io::Result<bool> {
+        let Some(known) = &mut self.life else { return Ok(true) };
+        let found = life(&self.link);
+        self.life_is_unknown = found.is_err();
+        let Ok(found) = found else { return Ok(false) };
+        if found != *known {
+            *known = found;
+            self.channel.renew().map_err(io::Error::other)?;
+        }
+        Ok(true)
     }
 
     fn exchange(&mut self, ready: PollFlags) {
@@ -395,7 +496,7 @@ impl Relay {
     fn take(&mut self) {
         loop {
             let heeded = match self.decoder.next() {
-                Ok(Some(frame)) => self.heed(frame),
+                Ok(Some(frame)) => self.count(&frame) && self.heed(frame),
                 Ok(None) => return,
                 Err(_) => false,
             };
@@ -404,6 +505,18 @@ impl Relay {
                 return;
             }
         }
+    }
+
+    /// Counts a frame, where frames are kept; returns whether it may come now.
+    fn count(&mut self, frame: &Frame) -> bool {
+        let Some(kept) = &mut self.kept else { return true };
+        if matches!(frame, Frame::Resume(_) | Frame::Begin) {
+            return true;
+        }
+        let goes_on = kept.goes_on();
+        let told = kept.count(self.decoder.last() as u64);
+        told.iter().for_each(|frame| self.say(frame));
+        goes_on
     }
 
     /// Returns whether the frame may be.
@@ -428,10 +541,32 @@ impl Relay {
                     return source.room <= WINDOW;
                 }
             }
-            told @ (Frame::Signal(_) | Frame::Exit(_)) => self.told.push(told),
+            told @ (Frame::Signal(_) | Frame::GroupSignal(_) | Frame::Exit(_)) => {
+                self.told.push(told);
+            }
+            Frame::Heard(count) => return self.kept.as_mut().is_some_and(|kept| kept.hears(count)),
+            Frame::Begin => return self.kept.as_mut().is_some_and(Kept::begins),
+            Frame::Resume(count) => {
+                let Some(mut again) = self.kept.as_mut().and_then(|kept| kept.resume(count)) else {
+                    return false;
+                };
+                again.append(&mut self.plain);
+                self.plain = again;
+            }
         }
         true
     }
+}
+
+/// A host that is lost says nothing.
+fn prepare(link: &TcpStream) -> io::Result<()> {
+    link.set_nonblocking(true)?;
+    link.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(link, true)?;
+    sockopt::set_tcp_keepidle(link, SILENCE)?;
+    sockopt::set_tcp_keepintvl(link, ASK)?;
+    sockopt::set_tcp_keepcnt(link, ASKED)?;
+    Ok(())
 }
 
 fn passes(error: &io::Error) -> bool {
@@ -439,97 +574,5 @@ fn passes(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{PipeReader, PipeWriter, pipe};
-    use std::net::TcpListener;
-    use std::time::Instant;
-
-    const SOON: Duration = Duration::from_secs(20);
-
-    /// Two ends that have these secrets; what is written here comes out there.
-    fn pair(secrets: [u8; 2]) -> (Relay, Relay, PipeWriter, PipeReader) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (two, _) = listener.accept().unwrap();
-        let relay = |link, secret, end| Relay::new(link, [secret; PSK_BYTES], end).unwrap();
-        let mut near = relay(one, secrets[0], PskEnd::First);
-        let mut far = relay(two, secrets[1], PskEnd::Second);
-        let ((from, writer), (reader, to)) = (pipe().unwrap(), pipe().unwrap());
-        near.read_from(Stream::In, from.into());
-        far.write_to(Stream::In, to.into());
-        (near, far, writer, reader)
-    }
-
-    /// Turns both until it is so.
-    fn until(near: &mut Relay, far: &mut Relay, so: impl Fn(&Relay, &Relay) -> bool) {
-        let (begin, wait) = (Instant::now(), Some(Duration::from_millis(1)));
-        while !so(near, far) {
-            assert!(begin.elapsed() < SOON, "{near:?} {far:?}");
-            near.turn(None, wait).unwrap();
-            far.turn(None, wait).unwrap();
-        }
-    }
-
-    /// Until so much has come, of which as much as fits waits in the pipe.
-    fn comes(near: &mut Relay, far: &mut Relay, reader: &mut PipeReader, text: &[u8]) {
-        until(near, far, |_, far| {
-            rustix::io::ioctl_fionread(&reader).unwrap() == text.len() as u64 && far.has_written()
-        });
-        let mut found = vec![0; text.len()];
-        reader.read_exact(&mut found).unwrap();
-        assert_eq!(found, text);
-    }
-
-    fn greeted(relay: &Relay, times: usize) -> bool {
-        format!("{:?}", relay.channel).contains(&format!("greeted: {times},"))
-    }
-
-    #[test]
-    fn streams_go_on_in_another_life() {
-        let (mut near, mut far, mut writer, mut reader) = pair([7, 7]);
-        writer.write_all(b"before").unwrap();
-        comes(&mut near, &mut far, &mut reader, b"before");
-        assert!(greeted(&near, 1), "{near:?}");
-        // Another boot counts its sockets anew: this one may have had the same number there.
-        near.life.0 = "another boot".to_owned();
-        writer.write_all(b"elsewhere").unwrap();
-        comes(&mut near, &mut far, &mut reader, b"elsewhere");
-        assert!(greeted(&near, 2), "{near:?}");
-        // As it is after a restart: the connections are other sockets.
-        (near.life.1, far.life.1) = (0, 0);
-        writer.write_all(b"after").unwrap();
-        comes(&mut near, &mut far, &mut reader, b"after");
-        assert_ne!(near.life.1, 0);
-        far.say(&Frame::Exit(3));
-        until(&mut near, &mut far, |near, _| !near.told.is_empty());
-        assert_eq!(near.told(), [Frame::Exit(3)]);
-    }
-
-    #[test]
-    fn who_has_another_secret_hears_nothing() {
-        let (mut near, mut far, mut writer, reader) = pair([7, 8]);
-        writer.write_all(b"secret").unwrap();
-        until(&mut near, &mut far, |_, far| far.is_closed());
-        // The first reason, and not that the other one has gone.
-        let why = far.why_closed().to_owned();
-        assert!(!why.is_empty() && !why.contains("closed"), "{why}");
-        far.close("another");
-        assert_eq!(far.why_closed(), why);
-        assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 0);
-    }
-
-    /// No more is sent than there is room for, and signals pass all the same.
-    #[test]
-    fn a_stream_that_nobody_reads_holds_up_nothing_else() {
-        let (mut near, mut far, mut writer, reader) = pair([7, 7]);
-        let fills = std::thread::spawn(move || while writer.write_all(&[5; 4096]).is_ok() {});
-        until(&mut near, &mut far, |near, _| near.sources[0].room == 0);
-        near.say(&Frame::Signal(15));
-        until(&mut near, &mut far, |_, far| !far.told.is_empty());
-        assert_eq!(far.told(), [Frame::Signal(15)]);
-        assert!(far.sinks[0].waits.len() <= WINDOW);
-        drop((near, reader));
-        fills.join().unwrap();
-    }
-}
+#[path = "relay_tests.rs"]
+mod tests;

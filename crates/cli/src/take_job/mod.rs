@@ -23,6 +23,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -129,6 +130,8 @@ impl Waiting {
             command.arg("--path-map").arg(pair);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The job's group, to which the terminal's signals go, is without this process.
+        command.process_group(0);
         let mut restart = command.spawn().map_err(said)?;
         drop((command, theirs));
         let mut streams = Streams::of(&mut restart, arrival);

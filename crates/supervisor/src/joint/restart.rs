@@ -260,7 +260,7 @@ pub(crate) fn restart_parts(
     while running.look(&mut ended) {
         match signals.next() {
             Signal::Child => {}
-            Signal::Forward(signal) => running.signal(signal),
+            Signal::Forward(signal) | Signal::Group(signal) => running.signal(signal),
         }
         // They have their names, or have failed.
         starting = starting.filter(|_| running.all_named(&jobs));
