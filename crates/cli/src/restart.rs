@@ -80,6 +80,9 @@ pub(crate) struct RestartArgs {
     /// A socket on which it is said when the job may run
     #[arg(long, value_name = "FD", hide = true)]
     gate: Option<i32>,
+    /// Begin before the last image is there: those that build on this one are told of at --gate
+    #[arg(long, requires = "gate", conflicts_with = "lazy", hide = true)]
+    standby: bool,
     /// What a part of several is to know of the others
     #[arg(long, value_name = "JSON", hide = true)]
     part: Option<String>,
@@ -234,6 +237,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         quiet: args.quiet,
         resume: None,
         gate: args.gate,
+        standby: args.standby,
     };
     manner.conclude(kedge_supervisor::restart(&spec))
 }

@@ -36,6 +36,8 @@ pub enum EngineError {
          the job goes on: leave room for what the program changes meanwhile, at most as much as it has"
     )]
     CopyKilled { pid: i32 },
+    #[error("the job is not made before its last image is here: {0}")]
+    NoStandby(&'static str),
     #[error("no process of the job is left")]
     NoProcess,
     /// What the engine cannot save or bring back yet, by name.

@@ -40,7 +40,8 @@ pub use freeze::FrozenClone;
 pub use proc::running_since;
 pub use reap::{Reaped, reap};
 pub use restart::{
-    Identity, Owner, Rebuilt, RestartOptions, Restarted, check, holds, lacking, restart,
+    Arrivals, Identity, Next, Owner, Rebuilt, RestartOptions, Restarted, check, holds, lacking,
+    restart,
 };
 pub use signal::{running, runs, signal, waiting};
 pub use stop::{Patience, Roots, Standing};

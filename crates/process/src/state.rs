@@ -51,7 +51,7 @@ pub(crate) struct SharedObject {
 }
 
 /// A child that has ended and that its parent has not waited for.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Zombie {
     pub(crate) ids: Ids,
     /// As wait() tells it.

@@ -51,6 +51,9 @@ wire! {
         Go = 7 {},
         /// It stays where it was: nothing of it is left here.
         Stay = 8 {},
+        /// The job's processes and memory may be made as they are in that image, before the last
+        /// one comes → when they are, or will not be.
+        Standby = 9 { name: Text<NAME> },
     }
 }
 
@@ -184,6 +187,14 @@ impl ToTaker {
     /// As [`ToTaker::image`].
     pub fn check(folder: &Path) -> Result<ToTaker, JobLineError> {
         Ok(ToTaker::Check { name: name_of(folder)? })
+    }
+
+    /// Lets the job be made as it is in that image, as far as its last one is not needed.
+    ///
+    /// # Errors
+    /// As [`ToTaker::image`].
+    pub fn standby(folder: &Path) -> Result<ToTaker, JobLineError> {
+        Ok(ToTaker::Standby { name: name_of(folder)? })
     }
 
     /// Has the job made from that image.

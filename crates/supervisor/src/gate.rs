@@ -1,11 +1,16 @@
 //! A restart that waits, when all of it is there but runs, for whoever has started it: a job that
-//! arrives from another host runs only once nothing of it runs there any more.
+//! arrives from another host runs only once nothing of it runs there any more. It may begin before
+//! the job's last image is there, and hears here of those that come.
 
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
+use kedge_process::{Arrivals, Next};
 use rustix::io::{FdFlags, fcntl_setfd};
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// Said by the restart: all is there, and it waits.
@@ -14,6 +19,46 @@ pub const WAITS: u8 = b'w';
 pub const GO: u8 = b'g';
 /// Said by its supervisor: it runs.
 pub const RUNS: u8 = b'r';
+/// Said by a standby: the images so far are made.
+pub const MADE: u8 = b'm';
+/// What says that an image has come, and whether it is the last one: its path follows.
+const ANOTHER: u8 = b'a';
+const LAST: u8 = b'l';
+/// Longest path of an image, as PATH_MAX of Linux.
+const LONGEST_PATH: usize = 4096;
+
+/// Tells a standby that an image has come, and whether it is the last one.
+///
+/// # Errors
+/// The restart has ended, or the path has more than 4,096 bytes.
+pub fn bring_image(mut gate: &UnixStream, image: &Path, is_last: bool) -> io::Result<()> {
+    let path = image.as_os_str().as_bytes();
+    if path.len() > LONGEST_PATH {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
+    let length = path.len() as u16;
+    let kind = if is_last { LAST } else { ANOTHER };
+    gate.write_all(&[&[kind], &length.to_le_bytes()[..], path].concat())
+}
+
+/// Reads what [`bring_image`] tells.
+fn brought(mut gate: &UnixStream) -> io::Result<Next> {
+    let (mut kind, mut length) = ([0], [0; 2]);
+    gate.read_exact(&mut kind)?;
+    gate.read_exact(&mut length)?;
+    let length = usize::from(u16::from_le_bytes(length));
+    if length > LONGEST_PATH {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut path = vec![0; length];
+    gate.read_exact(&mut path)?;
+    let path = PathBuf::from(OsString::from_vec(path));
+    match kind {
+        [ANOTHER] => Ok(Next::Another(path)),
+        [LAST] => Ok(Next::Last(path)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
 
 /// The plugin of this process's restart.
 pub(crate) static GATE: Gate = Gate(Mutex::new(None));
@@ -56,6 +101,22 @@ impl Gate {
     }
 }
 
+impl Arrivals for Gate {
+    /// In the job's init, as [`Gate::may_run`].
+    fn next(&self) -> Result<Next, PluginError> {
+        let gate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = gate.as_ref().map(|mut gate| {
+            gate.write_all(&[MADE])?;
+            brought(gate)
+        });
+        next.and_then(Result::ok).ok_or_else(given_up)
+    }
+}
+
+fn given_up() -> PluginError {
+    PluginError::Refused("the move to this host was given up".to_owned())
+}
+
 impl Plugin for Gate {
     fn name(&self) -> &'static str {
         "gate"
@@ -72,7 +133,7 @@ impl Plugin for Gate {
         let heard = stream.write_all(&[WAITS]).and_then(|()| stream.read_exact(&mut word));
         match heard {
             Ok(()) if word == [GO] => Ok(()),
-            _ => Err(PluginError::Refused("the move to this host was given up".to_owned())),
+            _ => Err(given_up()),
         }
     }
 }

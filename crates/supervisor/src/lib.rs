@@ -53,7 +53,7 @@ mod watch;
 pub use again::{CONFIG, kedge_again};
 use checkpoint::{Checkpointer, Without, new_life};
 pub use departed::Departure;
-pub use gate::{GO, RUNS, WAITS};
+pub use gate::{GO, MADE, RUNS, WAITS, bring_image};
 pub use gpu::is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use joint::Joint;

@@ -371,6 +371,7 @@ impl RestartSpec {
             quiet: false,
             resume: None,
             gate: None,
+            standby: false,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             soft_memory: note.soft_memory,
             back: Some(Back {

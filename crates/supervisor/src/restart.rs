@@ -33,7 +33,7 @@ use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_pmi::Rank;
 use kedge_process::plugins::{More, Others, PathMap, settle_all};
-use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
+use kedge_process::{Arrivals, EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::RawFd;
@@ -77,6 +77,9 @@ pub struct RestartSpec {
     pub resume: Option<JobName>,
     /// A socket on which it is said when the job may run, once all else of it is there.
     pub gate: Option<RawFd>,
+    /// Begins before the job's last image is there: images that build on this one are told of at
+    /// the gate ([`bring_image`](crate::bring_image)), and the job is that of the last one.
+    pub standby: bool,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -377,6 +380,7 @@ fn first_that_works<'a>(
             give_up,
             tell,
             others,
+            arrivals: spec.standby.then_some(&GATE as &dyn Arrivals),
             forgets,
             ..usual
         };
@@ -388,12 +392,12 @@ fn first_that_works<'a>(
         match restarted {
             Ok(restarted) => {
                 GATE.passed();
-                let ms = begin.elapsed().as_secs_f64() * 1e3;
-                log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
+                let (ms, image) = (begin.elapsed().as_secs_f64() * 1e3, &restarted.image);
+                log.line(&format!("restarted from {} within {ms:.0} ms", image.display()));
                 if let Some(showing) = spec.showing {
-                    (showing.restarted)(name, folder);
+                    (showing.restarted)(name, image);
                 }
-                if let Err(error) = Images::of(dir).add(folder) {
+                if let Err(error) = Images::of(dir).add(image) {
                     log.line(&error.to_string());
                 }
                 restarted.notes.iter().for_each(|note| log.line(note));

@@ -129,6 +129,8 @@ fn a_job_goes_there_and_its_streams_stay() {
     job.read_to(10);
     let output = hosts.moved(&["--json"]);
     assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    // Its processes were there before its last image.
+    assert!(!hosts.server.said().contains("made"), "{}", hosts.server.said());
     let said = stdout(&output);
     let events: Vec<Value> =
         said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -141,6 +143,24 @@ fn a_job_goes_there_and_its_streams_stay() {
     assert_eq!(job.finish(STEPS).code(), Some(WELL));
     hosts.copy_is_right();
     until("its end there", || hosts.state("b") == "exited");
+}
+
+/// Memory that processes share since a fork comes with the last image alone.
+#[test]
+fn a_job_that_is_not_made_before_goes_all_the_same() {
+    let hosts = Hosts::new("jmforked");
+    let line = format!("set -o pipefail; (./steps {STEPS} 20 2 8; exit $?) | tee copy");
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", &line];
+    let mut job = Job::start(hosts.kedge("a", &run));
+    job.read_to(10);
+    let output = hosts.moved(&[]);
+    assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    let said = hosts.server.said();
+    assert!(said.contains("not made before it stands still") && said.contains("a fork"), "{said}");
+    job.read_to(job.step + 10);
+    hosts.has_moved("a", "b");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
 }
 
 /// A restarted job's images are taken by its init: it moves as well, and the name that it has left
@@ -452,6 +472,33 @@ fn a_target_that_vanishes_leaves_it_where_it_is() {
     hosts.copy_is_right();
     assert_ne!(hosts.state("b"), "running");
     assert_eq!(hosts.images("a"), 0);
+}
+
+/// What takes it is killed at any moment before the decision: it goes on where it was, nothing of
+/// it runs there, and what is left there goes with the next job that comes.
+#[test]
+fn what_a_killed_taker_leaves_is_swept() {
+    let hosts = Hosts::new("jmswept");
+    let mut job = hosts.start();
+    job.read_to(2);
+    for phase in ["round", "checked", "standing", "received"] {
+        let (mover, file) = hosts.held(phase);
+        let takers = children(hosts.server.pid());
+        assert!(!takers.is_empty(), "{phase}");
+        send("KILL", &takers);
+        fs::remove_file(&file).expect("the hold");
+        let output = mover.wait_with_output().expect("its end");
+        assert!(!output.status.success(), "{phase}: {output:?}");
+        job.read_to(job.step + 2);
+        assert_eq!((hosts.state("a"), hosts.state("b")), ("running".to_owned(), String::new()));
+        assert_eq!((hosts.images("a"), hosts.images("b")), (0, 1), "{phase}: {}", stderr(&output));
+        assert!(children(hosts.server.pid()).is_empty(), "{phase}");
+    }
+    let output = hosts.moved(&[]);
+    assert!(output.status.success(), "{output:?} {}", hosts.server.said());
+    assert_eq!(hosts.images("b"), 1, "that by which it came");
+    assert_eq!(job.finish(STEPS).code(), Some(WELL));
+    hosts.copy_is_right();
 }
 
 #[test]

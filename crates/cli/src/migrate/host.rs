@@ -179,6 +179,9 @@ impl Going<'_> {
                 self.line.ask(&ToTaker::check(&image)?)?;
                 hold_move("checked");
             }
+            if !self.args.check {
+                self.line.ask(&ToTaker::standby(&image)?)?;
+            }
             let fits = bytes as f64 <= rate * max_pause.as_secs_f64();
             if fits {
                 return Ok(());

@@ -1,6 +1,8 @@
 //! What arrives of a job: its images, file by file. All names are plain ones, all files are new,
 //! and no image counts before its manifest is there, which comes last.
 
+use super::standby::Standby;
+use crate::output;
 use kedge_image::{MANIFEST, Manifest};
 use kedge_keys::Connection;
 use kedge_process::plugins::PathMap;
@@ -8,15 +10,19 @@ use kedge_remote::{FrameError, SessionSecret, ToTaker, answer, hear};
 use kedge_supervisor::Parts;
 use kedge_supervisor::jobs::{JobName, Jobs, State};
 use kedge_supervisor::policy;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 /// Between two words of whoever moves the job: a round may take long.
 const SILENCE: Duration = Duration::from_secs(600);
+/// In the folder of a job that arrives, locked by who takes it, until it may run here.
+const ARRIVES: &str = "arrives";
+/// Opens no link (open(2)).
+const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
 /// Images that a move brings, and files of one.
 const MOST_IMAGES: usize = 1000;
 const MOST_FILES: usize = 100_000;
@@ -32,9 +38,25 @@ pub(super) struct Arrival {
     /// Where its images go: a folder of its own in that of all images, which the host that it comes
     /// from may share, once the first one comes.
     pub(super) folder: PathBuf,
+    /// Locked as long as nobody can have decided that the job runs here.
+    arrives: Option<File>,
     /// Those that have come, by their folders.
     images: Vec<PathBuf>,
     files: usize,
+    /// What is made of the job before its last image is here.
+    standby: Prepared,
+}
+
+/// How far a job is made before its last image is here.
+#[derive(Debug, Default)]
+enum Prepared {
+    /// Nothing is, so far.
+    #[default]
+    Not,
+    /// As it was in the image that came last.
+    So(Standby),
+    /// It cannot be, or is not to be any more.
+    Never,
 }
 
 /// One that is here, and the image that it is to be restarted from.
@@ -57,7 +79,7 @@ impl Arrival {
                 Ok(images.map(|(image, arrival)| Arrived { arrival, image }))
             }
             Err(error) => {
-                arrival.map_or(Ok(()), |arrival| arrival.remove())?;
+                arrival.map_or(Ok(()), |mut arrival| arrival.remove())?;
                 Err(io::Error::other(error))
             }
         }
@@ -83,6 +105,9 @@ impl Arrival {
                 (ToTaker::Image { name }, Some(arrival)) => arrival.image(&name),
                 (ToTaker::File { name, bytes }, Some(arrival)) => {
                     arrival.file(&name, bytes, line)?
+                }
+                (ToTaker::Standby { name }, Some(arrival)) => {
+                    arrival.known(&name).map(|image| arrival.stand_by(&image))
                 }
                 (ToTaker::Check { name }, Some(arrival)) => {
                     arrival.known(&name).and_then(|image| arrival.check(&image))
@@ -120,7 +145,9 @@ impl Arrival {
         let paths = paths.collect::<Result<_, _>>()?;
         let folder = policy::default_dir().map_err(|error| error.to_string())?;
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Arrival { job, paths, secret, folder, images: Vec::new(), files: 0 })
+        sweep(&folder);
+        let (arrives, images, standby) = (None, Vec::new(), Prepared::Not);
+        Ok(Arrival { job, paths, secret, folder, arrives, images, files: 0, standby })
     }
 
     /// Begins an image.
@@ -137,6 +164,8 @@ impl Arrival {
                 format!("{}-at-{}", name.rsplit_once('-').map_or(name, |both| both.0), host());
             let own = self.folder.join(own);
             create(&own)?;
+            let marked = mark(&own);
+            self.arrives = Some(marked.map_err(|error| format!("{}: {error}", own.display()))?);
             self.folder = own;
         }
         let folder = self.folder.join(name);
@@ -215,8 +244,49 @@ impl Arrival {
         }
     }
 
+    /// Makes the job as it is in an image, as far as its last one is not needed. Where that fails,
+    /// it is not tried again: nothing is lost by it but time.
+    fn stand_by(&mut self, image: &Path) {
+        // Devices come with the last image.
+        let has_devices = Manifest::read(image).map_or(true, |found| found.devices.is_some());
+        let standby = match (std::mem::take(&mut self.standby), has_devices) {
+            (Prepared::Not, false) => Standby::begin(self, image),
+            (Prepared::So(standby), false) => standby.take_in(image),
+            (Prepared::Not, true) => return,
+            _ => Err("it has devices by now".to_owned()),
+        };
+        self.standby = match standby {
+            Ok(standby) => Prepared::So(standby),
+            Err(why) => {
+                let job = &self.job;
+                output::complain(&format!("{job}: not made before it stands still: {why}"));
+                Prepared::Never
+            }
+        };
+    }
+
+    /// What is made of the job.
+    pub(super) fn take_standby(&mut self) -> Option<Standby> {
+        match std::mem::take(&mut self.standby) {
+            Prepared::So(standby) => Some(standby),
+            Prepared::Not | Prepared::Never => None,
+        }
+    }
+
+    /// What has come is the job from here on: whoever takes it may be killed, and it stays.
+    ///
+    /// # Errors
+    /// That is not known to be so on the disk.
+    pub(super) fn stays(&mut self) -> io::Result<()> {
+        fs::remove_file(self.folder.join(ARRIVES))?;
+        File::open(&self.folder)?.sync_all()?;
+        self.arrives = None;
+        Ok(())
+    }
+
     /// Removes what has come.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    pub(super) fn remove(&mut self) -> io::Result<()> {
+        self.standby = Prepared::Never;
         if self.images.is_empty() {
             return Ok(());
         }
@@ -225,7 +295,40 @@ impl Arrival {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         })?;
+        match fs::remove_file(self.folder.join(ARRIVES)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         fs::remove_dir(&self.folder)
+    }
+}
+
+/// Marks a folder as one that only arrives. It is never seen there without its lock.
+fn mark(folder: &Path) -> io::Result<File> {
+    let new = folder.join("arrives.new");
+    let file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.try_lock()?;
+    fs::rename(&new, folder.join(ARRIVES))?;
+    Ok(file)
+}
+
+/// Removes what takers on this host have left that were killed before the job could run here.
+fn sweep(images: &Path) {
+    let (end, own) = (format!("-at-{}", host()), rustix::process::geteuid().as_raw());
+    let left = |entry: fs::DirEntry| {
+        let folder = entry.path();
+        // A link leads elsewhere, and is none of ours.
+        let is_ours = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own)
+            && entry.file_name().to_str().is_some_and(|name| name.ends_with(&end));
+        let mark =
+            || OpenOptions::new().read(true).custom_flags(NO_LINK).open(folder.join(ARRIVES));
+        let mark = is_ours.then(mark)?.ok()?;
+        mark.try_lock().ok()?;
+        Some((folder, mark))
+    };
+    for (folder, _mark) in fs::read_dir(images).into_iter().flatten().flatten().filter_map(left) {
+        // What cannot be removed is tried again with the next job.
+        let _ = fs::remove_dir_all(folder);
     }
 }
 
@@ -255,7 +358,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("kedge-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let job = "sim".parse().unwrap();
-        Arrival { job, paths: vec![], secret: [0; 32], folder, images: vec![], files: 0 }
+        let (paths, arrives) = (vec![], None);
+        let (images, standby) = (vec![], Prepared::Not);
+        Arrival { job, paths, secret: [0; 32], folder, arrives, images, files: 0, standby }
     }
 
     #[test]
@@ -281,6 +386,33 @@ mod tests {
         assert!(arrival.create("2.kimg").is_err(), "nothing comes after a manifest");
         assert!(arrival.known("sim.m2-0001").is_err() && arrival.known("sim.m1-0001").is_ok());
         arrival.remove().unwrap();
+        assert_eq!(fs::read_dir(&all).unwrap().count(), 1);
+        fs::remove_dir_all(&all).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_taker_has_left_is_swept() {
+        let all = arrival("sweep").folder;
+        let begin = |name: &str| {
+            let (job, folder) = (name.split('.').next().unwrap().parse().unwrap(), all.clone());
+            let mut arrival = Arrival { job, folder, ..arrival("sweep") };
+            arrival.image(&format!("{name}-0001")).unwrap();
+            drop(arrival.create("1.kimg").unwrap());
+            arrival
+        };
+        // One that arrives, one whose taker was killed, one that may run, and the user's own.
+        let (mut arriving, mut killed, mut may_run) =
+            (begin("one.m1"), begin("two.m1"), begin("ran.m1"));
+        killed.arrives = None;
+        may_run.stays().unwrap();
+        let own = all.join(format!("own.m1-at-{}", host()));
+        fs::create_dir(&own).unwrap();
+        sweep(&all);
+        let is_there = |folder: &Path| folder.exists();
+        assert!(is_there(&arriving.folder) && is_there(&may_run.folder) && is_there(&own));
+        assert!(!is_there(&killed.folder));
+        arriving.remove().unwrap();
+        may_run.remove().unwrap();
         assert_eq!(fs::read_dir(&all).unwrap().count(), 1);
         fs::remove_dir_all(&all).unwrap();
     }

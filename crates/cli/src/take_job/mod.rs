@@ -7,6 +7,7 @@
 //! ```
 
 mod arrival;
+mod standby;
 mod streams;
 mod words;
 
@@ -24,6 +25,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -55,11 +57,12 @@ pub(crate) fn run(_: &TakeJobArgs) -> Result<(), Failure> {
     let (secrets, _) = control.receive::<Option<Secrets>>(HANDED)?;
     let mut line = Connection::new(line, secrets)?;
     line.stream().set_write_timeout(Some(HANDED))?;
-    let Arrived { arrival, image } = match Arrival::receive(&mut line)? {
+    let Arrived { mut arrival, image } = match Arrival::receive(&mut line)? {
         Some(arrived) => arrived,
         None => return Ok(()),
     };
-    let job = match Waiting::make(&arrival, &image) {
+    let standby = arrival.take_standby().and_then(|standby| standby.last(&image));
+    let job = match standby.map_or_else(|| Waiting::make(&arrival, &image), Ok) {
         Ok(job) => job,
         Err(why) => {
             answer(&mut line, Err(why))?;
@@ -68,11 +71,17 @@ pub(crate) fn run(_: &TakeJobArgs) -> Result<(), Failure> {
         }
     };
     hold_move("made");
+    // From the answer on it may be decided that the job runs here.
+    if let Err(error) = arrival.stays() {
+        job.give_up();
+        answer(&mut line, Err(format!("{}: {error}", arrival.folder.display())))?;
+        return Ok(arrival.remove()?);
+    }
     answer(&mut line, Ok(()))?;
     let (tells, words) = words::channel()?;
     hear_line(line, tells.clone())?;
     hear_links(control, tells.clone())?;
-    job.conclude(&arrival, words, tells)
+    job.conclude(&mut arrival, words, tells)
 }
 
 /// Hears what whoever moves the job says last.
@@ -107,7 +116,8 @@ fn hear_links(control: Channel, tells: Tells) -> io::Result<()> {
     thread::Builder::new().name("links".into()).spawn(hears).map(drop)
 }
 
-/// A job that is here as a whole, but does not run.
+/// A job that is here, as a whole unless it stands by for its last image, and does not run.
+#[derive(Debug)]
 struct Waiting {
     restart: Child,
     gate: UnixStream,
@@ -116,13 +126,28 @@ struct Waiting {
 
 impl Waiting {
     /// Restarts the job up to where it waits; or why not, in the restart's words.
-    fn make(arrival: &Arrival, image: &std::path::Path) -> Result<Waiting, String> {
+    fn make(arrival: &Arrival, image: &Path) -> Result<Waiting, String> {
         let said = |error: io::Error| format!("cannot restart the job: {error}");
-        let (gate, theirs) = UnixStream::pair().map_err(said)?;
-        fcntl_setfd(&theirs, FdFlags::empty()).map_err(|error| said(error.into()))?;
+        let mut begun = Waiting::begin(arrival, image, &[]).map_err(said)?;
+        match wait_for(&begun.gate, WAITS, &mut begun.restart, MADE) {
+            Ok(()) => Ok(begun),
+            Err(error) => {
+                let Waiting { mut restart, gate, mut streams } = begun;
+                // Its init undoes what it has done.
+                drop(gate);
+                end(&mut restart);
+                Err(streams.last_words(SAID).unwrap_or_else(|| said(error)))
+            }
+        }
+    }
+
+    /// Begins to restart the job from an image, with further arguments of kedge's own.
+    fn begin(arrival: &Arrival, image: &Path, more: &[&str]) -> io::Result<Waiting> {
+        let (gate, theirs) = UnixStream::pair()?;
+        fcntl_setfd(&theirs, FdFlags::empty())?;
         let mut command: Command = kedge_again();
         command.arg("restart").arg(image).args(["--quiet", "--job", &arrival.job.to_string()]);
-        command.arg("--gate").arg(theirs.as_raw_fd().to_string());
+        command.arg("--gate").arg(theirs.as_raw_fd().to_string()).args(more);
         for (old, new) in &arrival.paths {
             let mut pair = old.clone().into_os_string();
             pair.push("=");
@@ -132,24 +157,15 @@ impl Waiting {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The job's group, to which the terminal's signals go, is without this process.
         command.process_group(0);
-        let mut restart = command.spawn().map_err(said)?;
-        drop((command, theirs));
-        let mut streams = Streams::of(&mut restart, arrival);
-        match wait_for(&gate, WAITS, &mut restart) {
-            Ok(()) => Ok(Waiting { restart, gate, streams }),
-            Err(error) => {
-                // Its init undoes what it has done.
-                drop(gate);
-                end(&mut restart);
-                Err(streams.last_words(SAID).unwrap_or_else(|| said(error)))
-            }
-        }
+        let mut restart = command.spawn()?;
+        let streams = Streams::of(&mut restart, arrival);
+        Ok(Waiting { restart, gate, streams })
     }
 
     /// Has the job run, or go away.
     fn conclude(
         mut self,
-        arrival: &Arrival,
+        arrival: &mut Arrival,
         mut words: Words,
         tells: Tells,
     ) -> Result<(), Failure> {
@@ -199,7 +215,7 @@ impl Waiting {
 
     fn go(&mut self) -> io::Result<()> {
         self.gate.write_all(&[GO])?;
-        wait_for(&self.gate, RUNS, &mut self.restart)
+        wait_for(&self.gate, RUNS, &mut self.restart, MADE)
     }
 
     /// Nothing of the job is left here when this returns.
@@ -225,8 +241,13 @@ fn end(restart: &mut Child) {
     }
 }
 
-/// Waits until the restart says `word`.
-fn wait_for(mut gate: &UnixStream, word: u8, restart: &mut Child) -> io::Result<()> {
+/// Waits until the restart says `word`, for so long at most.
+fn wait_for(
+    mut gate: &UnixStream,
+    word: u8,
+    restart: &mut Child,
+    most: Duration,
+) -> io::Result<()> {
     let (begin, mut has_ended) = (Instant::now(), false);
     gate.set_read_timeout(Some(LOOK))?;
     loop {
@@ -243,7 +264,7 @@ fn wait_for(mut gate: &UnixStream, word: u8, restart: &mut Child) -> io::Result<
                 }
                 // It may have said it, and ended, just now.
                 has_ended = restart.try_wait()?.is_some();
-                if begin.elapsed() > MADE {
+                if begin.elapsed() > most {
                     return Err(error);
                 }
             }

@@ -72,6 +72,20 @@ pub struct Recreated {
 }
 
 impl Recreated {
+    /// The descriptors of a job that has none so far.
+    pub(crate) fn nothing() -> Recreated {
+        Recreated {
+            descriptors: Vec::new(),
+            above: 3,
+            calls: Vec::new(),
+            notes: Vec::new(),
+            slots: Vec::new(),
+            late: Vec::new(),
+            changes: Changes::default(),
+            addresses: Table::default(),
+        }
+    }
+
     /// The calls by which process `pid`, which has inherited the descriptors, puts them under its
     /// own numbers and lets go of the rest.
     pub fn place(&self, pid: i32) -> Vec<InjectedCall> {

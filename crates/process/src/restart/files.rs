@@ -71,6 +71,19 @@ impl Inherited {
         Ok(Inherited { files, folders, objects, mapped, lacking, descriptors })
     }
 
+    /// Nothing: of processes that have only memory without files so far.
+    pub(super) fn nothing() -> Inherited {
+        raise_limit();
+        Inherited {
+            files: BTreeMap::new(),
+            folders: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            lacking: Mutex::default(),
+            descriptors: Recreated::nothing(),
+        }
+    }
+
     pub(super) fn file(&self, file: &MappedFile) -> Result<RawFd, EngineError> {
         let found = self.files.get(&(file.path.clone(), file.writable));
         found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a file that is not there"))

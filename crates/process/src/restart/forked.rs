@@ -4,13 +4,12 @@
 //! process whose memory others have as well gets it before they are made, and each of them keeps
 //! what comes from the same place of the image.
 
-use super::Plan;
-use super::memory;
+use super::{Plan, memory, standby};
 use crate::EngineError;
 use crate::lineage::Step;
 use crate::state::{Backing, ProcessState, Saved};
 use crate::track::{Run, common, without};
-use kedge_image::{Codec, Source};
+use kedge_image::{Codec, Layers, Source};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -28,11 +27,24 @@ pub(super) struct Kept {
     gone: Vec<Run>,
     /// Memory of others that it has until it has made those who share it, and whose it is.
     lent: Vec<(pid_t, Vec<Run>)>,
+    /// What there is of mappings that have grown since, by their first addresses.
+    grown: BTreeMap<u64, Run>,
 }
 
 impl Kept {
     pub(super) fn has(&self, saved: &Saved) -> bool {
         self.mappings.contains(&saved.start)
+    }
+
+    /// What is missing of a mapping that it keeps.
+    pub(super) fn missing(&self, saved: &Saved) -> Vec<Run> {
+        let there = self.grown.get(&saved.start);
+        there.map_or_else(Vec::new, |there| without(&[run(saved)], &[*there]))
+    }
+
+    /// Whether it has none of its memory so far.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.mappings.is_empty()
     }
 
     pub(super) fn gone(&self) -> &[Run] {
@@ -121,6 +133,35 @@ impl Forked {
         });
         forked.share(&states, &makers, &order.collect::<Vec<pid_t>>(), &known.parts);
         Ok(forked)
+    }
+
+    /// What processes keep of what they had when they were as `before`, which is all that each of
+    /// them has so far, where `had` and `has` tell where their memory comes from.
+    pub(super) fn of_itself(
+        before: &[ProcessState],
+        next: &[ProcessState],
+        (had, has): (&Places, &Places),
+    ) -> Forked {
+        let mut forked = Forked::default();
+        for (old, new) in before.iter().zip(next) {
+            let pid = new.ids.pid;
+            let (Some(had), Some(has)) = (had.parts.get(&pid), has.parts.get(&pid)) else {
+                continue;
+            };
+            let there =
+                new.mappings.iter().filter_map(|own| Some((own, part_of(old, (own, new))?)));
+            let there: Vec<(&Saved, Run)> = there.collect();
+            let runs: Vec<Run> = there.iter().map(|(_, run)| *run).collect();
+            let mut kept = keep(&runs, has, had);
+            let keeps = there.iter().filter(|(_, run)| kept.mappings.contains(&run.0));
+            let keeps: Vec<&(&Saved, Run)> = keeps.collect();
+            let grown = keeps.iter().filter(|(own, there)| run(own) != *there);
+            kept.grown = grown.map(|(own, there)| (own.start, *there)).collect();
+            kept.mappings = keeps.iter().map(|(own, _)| own.start).collect();
+            forked.sharing.insert(pid);
+            forked.kept.insert(pid, kept);
+        }
+        forked
     }
 
     /// Finds what is kept by processes made in that `order`, by those `makers`.
@@ -320,6 +361,20 @@ fn parts_of<'a>(
     are_one.then_some(parts)
 }
 
+/// What an older state of a process has of one of its mappings: the largest part that is like it.
+fn part_of(old: &ProcessState, (own, new): (&Saved, &ProcessState)) -> Option<Run> {
+    if !standby::is_early(own) {
+        return None;
+    }
+    let from = old.mappings.partition_point(|theirs| theirs.end <= own.start);
+    let count = old.mappings[from..].partition_point(|theirs| theirs.start < own.end);
+    let alike = old.mappings[from..from + count]
+        .iter()
+        .filter(|theirs| standby::is_early(theirs) && are_alike((own, new), (theirs, old)));
+    let parts = alike.map(|theirs| (theirs.start.max(own.start), theirs.end.min(own.end)));
+    parts.max_by_key(|(start, end)| end - start)
+}
+
 /// Whether a part of `theirs` could have been made as `own`, all but its protection.
 fn are_alike(
     (own, state): (&Saved, &ProcessState),
@@ -356,7 +411,7 @@ type Parts = Vec<(Run, Place)>;
 
 /// Where the memory of processes comes from.
 #[derive(Debug, Default)]
-struct Places {
+pub(super) struct Places {
     files: BTreeMap<PathBuf, usize>,
     /// By processes.
     parts: BTreeMap<pid_t, Parts>,
@@ -365,9 +420,25 @@ struct Places {
 impl Places {
     /// Reads where all of a process's memory comes from that is not as its mappings have it anyway.
     fn read(&mut self, plan: &Plan, state: &ProcessState) -> Result<(), EngineError> {
-        let layers = plan.layers(state)?;
+        let (layers, sources) = plan.memory(state)?;
+        self.add(state, &layers, sources);
+        Ok(())
+    }
+
+    /// Where the memory of processes comes from in `plan`, as far as it is made before the last
+    /// image is there. A place has one number there and here.
+    pub(super) fn next(&self, plan: &Plan) -> Result<Places, EngineError> {
+        let mut next = Places { files: self.files.clone(), parts: BTreeMap::new() };
+        for state in &plan.processes {
+            let layers = plan.layers(state)?;
+            next.add(state, &layers, memory::early_sources(state, &layers));
+        }
+        Ok(next)
+    }
+
+    fn add(&mut self, state: &ProcessState, layers: &Layers, sources: Vec<Source>) {
         let mut all = Parts::new();
-        for source in memory::sources(state, &layers)? {
+        for source in sources {
             let next = self.files.len();
             let path = layers.file(source.layer).path();
             let place = match source.extent.codec {
@@ -378,7 +449,6 @@ impl Places {
         }
         all.sort_unstable();
         self.parts.insert(state.ids.pid, all);
-        Ok(())
     }
 }
 
@@ -486,7 +556,10 @@ fn lent(own: &Parts, early: &Parts, all: &BTreeMap<pid_t, Parts>) -> Vec<(pid_t,
 /// What is kept of `candidates` by a process that is to have `own`, made by one that has `theirs`.
 fn keep(candidates: &[Run], own: &Parts, theirs: &Parts) -> Kept {
     let same = equal(own, theirs);
-    let mappings = candidates.iter().copied().filter(|run| !common(&same, &[*run]).is_empty());
+    let mappings = candidates
+        .iter()
+        .copied()
+        .filter(|run| !common(around(&same, &[*run]), &[*run]).is_empty());
     let mappings: Vec<Run> = mappings.collect();
     let runs = |parts: &Parts| parts.iter().map(|(run, _)| *run).collect::<Vec<Run>>();
     let same = common(&same, &mappings);

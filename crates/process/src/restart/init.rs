@@ -3,17 +3,21 @@
 
 use super::files::Inherited;
 use super::process::Rebuilding;
+use super::standby::Standby;
 use super::tree::{Made, Tree};
-use super::{Plan, lazy, memory, threads, undo};
+use super::{Plan, lazy, memory, standby, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
 use crate::thread::come_home;
 use crate::{EngineError, Thread, reap, translate};
 use libc::pid_t;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -65,9 +69,21 @@ pub(super) fn run(
     let folders = plan.chain.iter().map(|(folder, _)| folder.as_fd().as_raw_fd());
     let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]).chain(folders);
     close_all_but(&kept.collect::<Vec<RawFd>>())?;
+    let Some(arrivals) = plan.arrivals else { return run_all(plan, None, report, serve) };
+    let (last, standby) = standby::make(plan, arrivals)?;
+    run_all(&last, Some(standby), report, serve)
+}
+
+/// The same, of the last image, where some of the job may be there already.
+fn run_all(
+    plan: &Plan,
+    standby: Option<Standby>,
+    report: &mut UnixStream,
+    serve: impl FnOnce(&mut Rebuilt),
+) -> Result<(), EngineError> {
     // Where processes have ended for want of memory, that is what is to be told.
     let why = |error| lazy::failure().map_or(error, EngineError::Init);
-    let (mut threads, mut descriptors, listeners) = rebuild(plan).map_err(why)?;
+    let (mut threads, mut descriptors, listeners) = rebuild(plan, standby).map_err(why)?;
     plan.opened.clear();
     let plugins = crate::plugins::all(&plan.plugins);
     plugins.iter().try_for_each(|plugin| plugin.rebuilt())?;
@@ -97,16 +113,20 @@ pub(super) fn run(
     // hear of them.
     reap::settle(Instant::now() + reap::PATIENCE, |tid| tid == root);
     see_that_they_stop(plan);
-    let told = || {
+    let tell = || {
         let mut report = &kept;
         report.write_all(&[RUNS])?;
         send(report, &pidfd)?;
         let notes = &notes.as_bytes()[..notes.len().min(MAX_REPORT as usize)];
-        report.write_all(&(notes.len() as u32).to_le_bytes())?;
-        report.write_all(notes)
+        let image = plan.folder.as_os_str().as_bytes();
+        for told in [notes, image] {
+            report.write_all(&(told.len() as u32).to_le_bytes())?;
+            report.write_all(told)?;
+        }
+        Ok::<_, io::Error>(())
     };
     // Whoever has been killed a moment ago leaves the job running, as one that is killed later.
-    let _ = told();
+    let _ = tell();
     serve(&mut Rebuilt { root, report: kept, reported: false });
     Ok(())
 }
@@ -141,10 +161,16 @@ fn see_that_they_stop(plan: &Plan) {
 
 /// All processes with all of their state, stopped; what has come back with their descriptors; and
 /// where their calls with addresses are heard.
-fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated, Vec<OwnedFd>), EngineError> {
+fn rebuild(
+    plan: &Plan,
+    standby: Option<Standby>,
+) -> Result<(Vec<Thread>, Recreated, Vec<OwnedFd>), EngineError> {
     let inherited = Inherited::open(plan)?;
     memory::fill_objects(plan, &inherited)?;
-    let mut tree = Tree::make(plan, &inherited)?;
+    let mut tree = match standby {
+        None => Tree::make(plan, &inherited)?,
+        Some(standby) => standby.finish(plan)?,
+    };
     let mut made = tree.take();
     let mut detours = Vec::new();
     for (states, made) in plan.processes.chunks(TOGETHER).zip(made.chunks_mut(TOGETHER)) {
@@ -304,23 +330,39 @@ pub(super) fn report_failure(report: &mut UnixStream, error: &EngineError) {
 }
 
 /// What the init reports: the root's process descriptor, or why there is none.
-pub(super) fn outcome(report: &mut UnixStream) -> Result<(OwnedFd, Vec<String>), EngineError> {
+pub(super) fn outcome(report: &mut UnixStream) -> Result<Outcome, EngineError> {
     let lost = |_| EngineError::Init("the restarted job's init was killed".into());
     let mut first = [0; 1];
     report.read_exact(&mut first).map_err(lost)?;
     if first[0] == RUNS {
         let root = receive(report).map_err(lost)?;
-        let mut length = [0; 4];
-        report.read_exact(&mut length).map_err(lost)?;
-        let length = u64::from(u32::from_le_bytes(length)).min(MAX_REPORT);
-        let mut notes = Vec::new();
-        report.take(length).read_to_end(&mut notes).map_err(lost)?;
-        let notes = String::from_utf8_lossy(&notes);
-        return Ok((root, notes.lines().map(str::to_owned).collect()));
+        let [notes, image] = [told(report).map_err(lost)?, told(report).map_err(lost)?];
+        let notes = String::from_utf8_lossy(&notes).lines().map(str::to_owned).collect();
+        return Ok(Outcome { root, notes, image: OsString::from_vec(image).into() });
     }
     let mut text = Vec::new();
     report.take(MAX_REPORT).read_to_end(&mut text).map_err(lost)?;
     Err(EngineError::Init(String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// A text, behind its length.
+fn told(report: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    report.read_exact(&mut length)?;
+    let length = u64::from(u32::from_le_bytes(length)).min(MAX_REPORT);
+    let mut text = Vec::new();
+    report.take(length).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// A job that runs.
+pub(super) struct Outcome {
+    /// The process descriptor of its first process.
+    pub(super) root: OwnedFd,
+    /// What the user should know.
+    pub(super) notes: Vec<String>,
+    /// The image that it is from.
+    pub(super) image: PathBuf,
 }
 
 impl Rebuilt {

@@ -1,16 +1,17 @@
 //! Writing memory out of an image, by several threads.
 
-use super::Plan;
 use super::files::Inherited;
+use super::{Plan, forked, standby};
 use crate::EngineError;
 use crate::huge;
 use crate::state::{Backing, ProcessState, Saved, SharedObject};
 use crate::sys;
-use crate::track::Run;
+use crate::track::{Run, common};
 use kedge_image::{Codec, Extent, ImageFile, Layers, Source};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,6 +46,17 @@ pub(super) fn sources(state: &ProcessState, layers: &Layers) -> Result<Vec<Sourc
         }
     }
     Ok(sources)
+}
+
+/// What of that is written before the last image of a job is there.
+pub(super) fn early_sources(state: &ProcessState, layers: &Layers) -> Vec<Source> {
+    let early = state.mappings.iter().filter(|saved| standby::is_early(saved));
+    let early: Vec<Run> = early.map(|saved| (saved.start, saved.end)).collect();
+    let mut sources = layers.sources(0);
+    // Fresh memory is zero by itself.
+    sources.retain(|source| source.extent.codec != Codec::Zero);
+    forked::limit(&mut sources, |parts| common(parts, forked::around(&early, parts)));
+    sources
 }
 
 /// The mappings that something is to be written into, by their first address.
@@ -257,10 +269,12 @@ fn each(
         }
     };
     thread::scope(|scope| {
-        for _ in 1..writers(sources) {
-            scope.spawn(work);
-        }
+        let others: Vec<_> = (1..writers(sources)).map(|_| scope.spawn(work)).collect();
         work();
+        // A scope waits for what they do, and not for their end, which setns() needs.
+        for other in others {
+            other.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
     });
     failure.into_inner().unwrap_or_else(|poison| poison.into_inner()).map_or(Ok(()), Err)
 }

@@ -14,6 +14,7 @@ mod namespaces;
 mod process;
 mod rings;
 mod segments;
+mod standby;
 mod threads;
 mod tree;
 mod undo;
@@ -23,7 +24,7 @@ use crate::machine::Machine;
 use crate::plugins::{self, Moment, More, Others, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
-use kedge_image::{Folder, ImageFile, Layers, Manifest, Opened};
+use kedge_image::{Folder, ImageFile, Layers, Manifest, Opened, Source};
 use libc::pid_t;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -32,8 +33,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 pub use identity::{Identity, Owner};
+use init::Outcome;
 pub use init::Rebuilt;
 pub(crate) use lazy::settle;
+pub use standby::{Arrivals, Next};
 
 #[derive(Debug)]
 pub struct RestartOptions {
@@ -60,6 +63,8 @@ pub struct RestartOptions {
     pub at: Option<fn(Moment)>,
     /// The other parts of the job, which are restarted at the same time.
     pub others: Option<&'static dyn Others>,
+    /// Who brings images that build on this one: the job is that of the last one. `None`: this one.
+    pub arrivals: Option<&'static dyn Arrivals>,
     /// A signal that was pending for the job and was meant for its former life: it does not come
     /// back.
     pub forgets: Option<libc::c_int>,
@@ -74,7 +79,7 @@ impl RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
         let (plugins, inherits) = (More::new(), Vec::new());
         let (lazy, give_up, tell) = (false, || false, |_: &str| {});
-        let (journal, at, others, forgets) = (None, None, None, None);
+        let (journal, at, others, arrivals, forgets) = (None, None, None, None, None);
         RestartOptions {
             folder,
             streams,
@@ -87,6 +92,7 @@ impl RestartOptions {
             journal,
             at,
             others,
+            arrivals,
             forgets,
         }
     }
@@ -110,6 +116,8 @@ struct Plan {
     journal: PathBuf,
     at: Option<fn(Moment)>,
     others: Option<&'static dyn Others>,
+    arrivals: Option<&'static dyn Arrivals>,
+    forgets: Option<libc::c_int>,
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -148,6 +156,8 @@ impl Plan {
             journal: options.journal.clone().map_or_else(plugins::new_path, Ok)?,
             at: options.at,
             others: options.others,
+            arrivals: options.arrivals,
+            forgets: options.forgets,
             job,
             descriptors,
             processes: Vec::new(),
@@ -158,6 +168,27 @@ impl Plan {
         }
         plan.check()?;
         Ok(plan)
+    }
+
+    /// The job as it is in another image, in all else as this plan says.
+    fn next(
+        &self,
+        folder: PathBuf,
+        arrivals: Option<&'static dyn Arrivals>,
+    ) -> Result<Plan, EngineError> {
+        let next = RestartOptions {
+            paths: self.paths.clone(),
+            plugins: self.plugins.clone(),
+            inherits: self.inherits.clone(),
+            tell: self.tell,
+            journal: Some(self.journal.clone()),
+            at: self.at,
+            others: self.others,
+            arrivals,
+            forgets: self.forgets,
+            ..RestartOptions::new(folder)
+        };
+        Plan::read(&next)
     }
 
     /// What the processes must agree on.
@@ -188,6 +219,21 @@ impl Plan {
     fn layers(&self, process: &ProcessState) -> Result<Layers, EngineError> {
         let name = process_file(process.ids.pid);
         Ok(Layers::open_among(&self.chain, &name, &self.opened)?)
+    }
+
+    /// Whether other images come after this one: only what does not need the last one is made.
+    fn is_early(&self) -> bool {
+        self.arrivals.is_some()
+    }
+
+    /// The memory of a process, and what of it is to be written.
+    fn memory(&self, process: &ProcessState) -> Result<(Layers, Vec<Source>), EngineError> {
+        let layers = self.layers(process)?;
+        let sources = match self.is_early() {
+            false => memory::sources(process, &layers)?,
+            true => memory::early_sources(process, &layers),
+        };
+        Ok((layers, sources))
     }
 }
 
@@ -249,6 +295,8 @@ pub struct Restarted {
     report: UnixStream,
     /// What the user should know.
     pub notes: Vec<String>,
+    /// The image that it is from.
+    pub image: PathBuf,
 }
 
 /// Restarts the job in the image. It runs when this returns: its standard streams are the caller's.
@@ -272,10 +320,10 @@ pub fn restart(
         return Err(EngineError::GivenUp);
     }
     match init::outcome(&mut report) {
-        Ok((root, notes)) => {
+        Ok(Outcome { root, notes, image }) => {
             // They are told: nobody else has to.
             let _ = std::fs::remove_file(&plan.journal);
-            Ok(Restarted { keeper, root, report, notes })
+            Ok(Restarted { keeper, root, report, notes, image })
         }
         Err(error) => {
             wait(keeper, 0);

@@ -10,6 +10,7 @@ use super::lazy::{self, Awaited, Pager};
 use super::memory;
 use super::rings;
 use super::segments;
+use super::standby;
 use super::threads;
 use super::tree::{Area, Made};
 use crate::huge;
@@ -75,6 +76,8 @@ pub(super) struct Filling {
     /// What it has of others for a while.
     lent: Vec<(Layers, Vec<Source>)>,
     later: Vec<Source>,
+    /// Nothing of its memory is there, and none comes later.
+    all: bool,
     /// As it is then.
     then: Filled,
 }
@@ -101,11 +104,10 @@ impl<'a> Rebuilding<'a> {
         made: &mut Made,
         kept: &Kept,
     ) -> Result<Filling, EngineError> {
-        let layers = self.plan.layers(self.state)?;
+        let (layers, mut sources) = self.plan.memory(self.state)?;
         let Made { thread, parasite } = made;
         let pid = self.state.ids.pid;
         let kernel = KernelMappings::plan(self.state, &self.plan.job.vdsos, pid, self.area)?;
-        let mut sources = memory::sources(self.state, &layers)?;
         let later = if self.plan.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
         kept.early(&mut sources);
         let lent = kept.lent().map(|(pid, runs)| self.lent(pid, &runs));
@@ -130,7 +132,8 @@ impl<'a> Rebuilding<'a> {
         let mapped = self.map(&mut batch, &mut filled, kept).and_then(|()| batch.begin());
         let under_way = mapped.map_err(|error| self.of_mapping(error))?;
         let then = Filled { kernel, filled, late, own, later: None };
-        Ok(Filling { under_way, layers, sources, lent, later, then })
+        let all = !self.plan.lazy && (!self.plan.is_early() || kept.is_nothing());
+        Ok(Filling { under_way, layers, sources, lent, later, all, then })
     }
 
     pub(super) fn end_filling(
@@ -139,13 +142,13 @@ impl<'a> Rebuilding<'a> {
         filling: Filling,
     ) -> Result<Filled, EngineError> {
         let Made { thread, parasite } = made;
-        let Filling { under_way, layers, sources, lent, later, then } = filling;
+        let Filling { under_way, layers, sources, lent, later, all, then } = filling;
         under_way.end(thread).map_err(|error| self.of_mapping(error))?;
         let written = lent.iter().chain(&then.own).flat_map(|(_, sources)| sources).chain(&sources);
         let mut written: Vec<Run> = written.flat_map(|source| &source.parts).copied().collect();
         written.sort_unstable();
         self.map_huge(thread, *parasite, &then.filled, &written)?;
-        memory::fill(self.state, &layers, &sources, !self.plan.lazy)?;
+        memory::fill(self.state, &layers, &sources, all)?;
         for (layers, sources) in lent {
             memory::fill(self.state, &layers, &sources, false)?;
         }
@@ -157,8 +160,7 @@ impl<'a> Rebuilding<'a> {
     fn lent(&self, pid: pid_t, runs: &[Run]) -> Result<(Layers, Vec<Source>), EngineError> {
         let state = self.plan.processes.iter().find(|state| state.ids.pid == pid);
         let state = state.ok_or(EngineError::Nonsense("memory of no process"))?;
-        let layers = self.plan.layers(state)?;
-        let mut sources = memory::sources(state, &layers)?;
+        let (layers, mut sources) = self.plan.memory(state)?;
         forked::limit(&mut sources, |parts| common(parts, forked::around(runs, parts)));
         Ok((layers, sources))
     }
@@ -226,9 +228,14 @@ impl<'a> Rebuilding<'a> {
         filled: &mut BTreeSet<u64>,
         kept: &Kept,
     ) -> Result<(), EngineError> {
-        for saved in &self.state.mappings {
+        let is_early = self.plan.is_early();
+        let mappings = self.state.mappings.iter();
+        for saved in mappings.filter(|saved| !is_early || standby::is_early(saved)) {
             let protection = (saved.protection | for_filling(saved, filled)) as u64;
             if kept.has(saved) {
+                for part in kept.missing(saved) {
+                    self.grow(batch, saved, part)?;
+                }
                 let arguments = [saved.start, saved.len(), protection];
                 batch.call("protect its memory", libc::SYS_mprotect, &arguments)?;
                 continue;
@@ -278,6 +285,17 @@ impl<'a> Rebuilding<'a> {
         Ok(())
     }
 
+    /// Maps a part of memory without a file that it has the rest of.
+    fn grow(&self, batch: &mut Batch<'_>, saved: &Saved, part: Run) -> Result<(), EngineError> {
+        let unreserved = saved.flags.iter().any(|flag| flag == "nr");
+        let more = if unreserved { libc::MAP_NORESERVE } else { 0 };
+        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more;
+        // As the rest is made; what it may be is said for all of it.
+        let protection = (saved.protection | libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let arguments = [part.0, part.1 - part.0, protection, flags as u64, u64::MAX, 0];
+        batch.call(MAP, libc::SYS_mmap, &arguments)
+    }
+
     /// Maps huge pages where there are so many, else ordinary ones, which is noted.
     fn map_huge(
         &self,
@@ -286,7 +304,9 @@ impl<'a> Rebuilding<'a> {
         filled: &BTreeSet<u64>,
         written: &[Run],
     ) -> Result<(), EngineError> {
-        let private = |saved: &&Saved| saved.huge != 0 && saved.backing == Backing::Anonymous;
+        let is_early = self.plan.is_early();
+        let private =
+            |saved: &&Saved| !is_early && saved.huge != 0 && saved.backing == Backing::Anonymous;
         for saved in self.state.mappings.iter().filter(private) {
             let protection = (saved.protection | for_filling(saved, filled)) as u64;
             let unreserved = saved.flags.iter().any(|flag| flag == "nr");

@@ -96,6 +96,11 @@ impl Tree {
         Ok(Tree { area, made, filled: maker.filled, forked: maker.forked })
     }
 
+    /// With processes that are made already, and what each of them has of its memory.
+    pub(super) fn with(self, made: Vec<Made>, forked: Forked) -> Tree {
+        Tree { made, forked, ..self }
+    }
+
     pub(super) fn take(&mut self) -> Vec<Made> {
         std::mem::take(&mut self.made)
     }
@@ -158,9 +163,12 @@ impl Maker<'_> {
             Some(sibling) => (sibling, libc::CLONE_PARENT as u64, 0),
             None => (parent, 0, signal),
         };
+        // What is opened later is to be theirs, too.
+        let shares = if self.plan.is_early() { libc::CLONE_FILES as u64 } else { 0 };
+        let flags = flags | shares;
         let made = match self.made.get_mut(&maker) {
             None if maker != 0 => return Err(EngineError::Ended { pid: maker }),
-            None => first(pid, signal, self.area)?,
+            None => first(pid, flags, signal, self.area)?,
             Some(maker) => {
                 let arguments = clone_arguments(flags, signal, pid, maker.parasite.data());
                 let thread = maker.parasite.clone_into(&mut maker.thread, &arguments)?;
@@ -246,9 +254,9 @@ impl Parasite {
 }
 
 /// Makes a child of this process with the id `pid`.
-fn first(pid: pid_t, signal: i32, area: Area) -> Result<Made, EngineError> {
+fn first(pid: pid_t, flags: u64, signal: i32, area: Area) -> Result<Made, EngineError> {
     let mut arguments = Box::new([0; 12]);
-    *arguments = clone_arguments(0, signal, pid, arguments.as_ptr() as u64);
+    *arguments = clone_arguments(flags, signal, pid, arguments.as_ptr() as u64);
     // SAFETY: the arguments and the id after them live through the call. The child has a copy of
     // everything, and does nothing but wait to be traced.
     let result = unsafe {

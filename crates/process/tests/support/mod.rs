@@ -189,9 +189,14 @@ fn serve(job: &mut Rebuilt) {
 /// Brings the job back, has its init capture it again a moment later, and ends it: what it said in
 /// between.
 pub fn capture_again(image: &Path, next: &Path) -> Vec<String> {
+    capture_again_by(RestartOptions::new(image.into()), next)
+}
+
+/// The same, of a job that is brought back so.
+pub fn capture_again_by(options: RestartOptions, next: &Path) -> Vec<String> {
     let (output, theirs) = std::io::pipe().unwrap();
     let streams = [None, Some(OwnedFd::from(theirs)), None];
-    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
+    let options = RestartOptions { streams, ..options };
     std::fs::create_dir(next).unwrap();
     let capture = || {
         std::thread::sleep(Duration::from_millis(60));
