@@ -1,5 +1,7 @@
 // A pool of managed memory: host and device share what comes from it, in a stream's order.
 #include "check.h"
+#include <chrono>
+#include <thread>
 
 __global__ void add(int *p, int n, int by)
 {
@@ -19,6 +21,8 @@ int main()
     cudaMemPool_t pool;
     if (!concurrent) {
         EXPECT(cudaErrorNotSupported, cudaMemPoolCreate(&pool, &props));
+        // It is to be met while it runs, also where it has nothing to do.
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
         OK("no managed memory that both sides access at once");
     }
     // Neither a size of its own nor handles for other processes.

@@ -3,8 +3,9 @@
 // older scans use.
 #include "check.h"
 
-// So many different vectors are seen, or so many are looked at, which shows nothing.
-static const int SEEN = 10000, LOOKS = 100000000;
+// So often are so many different vectors seen, or so many looked at, which shows nothing. A program
+// of two launches alone would be over before its devices have moved.
+static const int ROUNDS = 20, SEEN = 1500, LOOKS = 100000000;
 
 struct Shared {
     ulonglong2 wide;
@@ -85,7 +86,9 @@ template <class Way> void look()
 
 int main()
 {
-    look<Relaxed>();
-    look<Uncached>();
-    OK("%d different vectors of each kind, none torn", SEEN);
+    for (int round = 0; round < ROUNDS; round++) {
+        look<Relaxed>();
+        look<Uncached>();
+    }
+    OK("%d different vectors of each kind, none torn", ROUNDS * SEEN);
 }

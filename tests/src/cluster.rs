@@ -56,6 +56,12 @@ impl Host {
         command
     }
 
+    /// Whether the kernel says of a device that it carries: up to a second after it is up.
+    fn carries(&self, device: &str) -> bool {
+        let shown = self.inside().args(["ip", "link", "show", device]).output();
+        shown.is_ok_and(|shown| String::from_utf8_lossy(&shown.stdout).contains("state UP"))
+    }
+
     /// Does the command on this host; whether it succeeded.
     pub fn does(&self, words: &str) -> bool {
         let done = self.inside().args(words.split(' ')).output();
@@ -134,6 +140,15 @@ impl Cluster {
             assert!(host.does(&format!("ip addr add 10.79.{site}.{number}/24 dev {device}")));
             assert!(host.does(&format!("ip addr add fd79:{site}::{number}/64 dev {device} nodad")));
             assert!(host.does(&format!("ip link set {device} up")));
+        }
+        // Before, UCX takes a device for one that is not there.
+        let devices = std::iter::once("ka").chain(std::iter::repeat("kb"));
+        for (host, device) in all.iter().zip(devices) {
+            let begin = Instant::now();
+            while !host.carries(device) {
+                assert!(begin.elapsed() < SOON, "{device} carries nothing");
+                thread::sleep(Duration::from_millis(10));
+            }
         }
         self.hosts.extend(all);
         true

@@ -9,7 +9,7 @@ use crate::{Outcome, Program, Target, kedge};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Moves in a row, where the program runs for so long.
 const MOVES: usize = 3;
@@ -20,6 +20,8 @@ const STANDS: Duration = Duration::from_millis(8);
 /// Longer each time that a program was over before it had moved, by so much: a busy machine takes
 /// longer for a move, not for a program that waits.
 const LONGER: Duration = Duration::from_millis(16);
+/// Between two looks at whether it is over.
+const LOOK: Duration = Duration::from_millis(5);
 /// What a program is started by that stands still until it is to run, and comes last then: on a
 /// loaded machine a short one would be over before it is met.
 const WAITS: [&str; 4] = ["bash", "-c", "kill -STOP $$; exec nice -n 19 \"$@\"", "bash"];
@@ -73,7 +75,7 @@ fn moved(
                 let done = &moved;
                 scope.spawn(move || slowly(pid, stands, done));
                 // As far as it comes in that time.
-                std::thread::sleep(moment * ((stands + RUNS).div_duration_f32(RUNS) as u32));
+                wait(moment * ((stands + RUNS).div_duration_f32(RUNS) as u32), over);
                 move_on(&name, to, over)
             }
         };
@@ -93,6 +95,18 @@ fn moved(
         .or_else(|| judge(case.program, &outcome))
         .or_else(|| differs(&whole.stdout, &outcome.stdout));
     Some(outcome)
+}
+
+/// Waits for so long, or until a program is over.
+fn wait(time: Duration, over: impl Fn() -> bool) {
+    let end = Instant::now() + time;
+    while !over() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
 }
 
 /// The job's first process, once it stands still.

@@ -6,6 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// Ends with its value: then connections are refused.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ struct State {
     server: Mutex<String>,
     /// Bytes that pass each way before a cut, on average; 0: no cuts.
     mean: AtomicU64,
+    /// Milliseconds that a connection takes to begin.
+    slow: AtomicU64,
     /// No connection gets through.
     closed: AtomicBool,
     /// The epoch of those that are open: an older one is cut.
@@ -41,6 +44,7 @@ impl Relay {
         let state = Arc::new(State {
             server: server.to_owned().into(),
             mean: mean.into(),
+            slow: 0.into(),
             closed: false.into(),
             epoch: 0.into(),
             cuts: 0.into(),
@@ -68,6 +72,11 @@ impl Relay {
     /// Returns how many bytes have passed, both ways.
     pub fn passed(&self) -> u64 {
         self.state.passed.load(Ordering::SeqCst)
+    }
+
+    /// Has each connection from now on wait so long before anything passes.
+    pub fn slow_down(&self, begin: Duration) {
+        self.state.slow.store(begin.as_millis() as u64, Ordering::SeqCst);
     }
 
     /// Cuts all connections, and leads to another server.
@@ -100,6 +109,7 @@ impl State {
             return;
         }
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        thread::sleep(Duration::from_millis(self.slow.load(Ordering::SeqCst)));
         let Ok(far) = TcpStream::connect(server) else { return };
         let limit = || match self.mean.load(Ordering::SeqCst) {
             0 => u64::MAX,
@@ -118,7 +128,7 @@ impl State {
 
     fn pass(&self, mut from: &TcpStream, mut to: &TcpStream, mut left: u64, epoch: u64) {
         let mut bytes = [0; 16 << 10];
-        let _ = from.set_read_timeout(Some(std::time::Duration::from_millis(20)));
+        let _ = from.set_read_timeout(Some(Duration::from_millis(20)));
         while left > 0 && self.epoch.load(Ordering::SeqCst) == epoch {
             let want = (bytes.len() as u64).min(left) as usize;
             match from.read(&mut bytes[..want]) {

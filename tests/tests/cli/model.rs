@@ -1,10 +1,12 @@
 //! What a program asks of its devices, counted (`kedge run --stats`), and what it is expected to
 //! take elsewhere (`kedge model`).
 use kedge_tests::host;
+use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::world::{World, stderr};
 use serde_json::Value;
 use std::fs;
+use std::time::Duration;
 
 /// 16 MiB, 50 steps, and a millisecond between them.
 const SIZE: [&str; 3] = ["0", "50", "1"];
@@ -60,23 +62,34 @@ fn quiet_jobs_and_others_tell_no_figures() {
 fn a_model_is_fitted_and_predicts() {
     let world = World::new("model");
     let server = Served::start(&["--gpu", "soft"]);
+    // No session there can begin sooner, whatever else this machine does.
+    let line_begins = Duration::from_millis(200);
+    let relay = Relay::start(&server.address, 0);
+    relay.slow_down(line_begins);
     let (_, told) = counted(&world, &[]);
     let (stats, line) = (world.0.join("stats.json"), world.0.join("line.json"));
     let (stats, line) = (stats.display().to_string(), line.display().to_string());
-    let fit = ["model", "fit", "--gpu", "soft", "--to", &server.address, "--no-move", "-o", &line];
+    let fit = ["model", "fit", "--gpu", "soft", "--to", &relay.address, "--no-move", "-o", &line];
     let output = world.output(&fit);
     assert!(output.status.success(), "{output:?}");
     let model: Value =
         serde_json::from_str(&fs::read_to_string(&line).expect("a model")).expect("JSON");
-    assert!(model["far"]["session"].as_f64() > model["near"]["session"].as_f64(), "{model}");
-    assert!(model["far"]["call"].as_f64().is_some_and(|call| call > 0.0), "{model}");
+    assert_eq!((&model["here"], &model["there"]), (&"soft".into(), &relay.address[..].into()));
+    let seconds = |of: &Value, name: &str| of[name].as_f64().expect(name);
+    let session = |side: &str| seconds(&model[side], "session");
+    assert!(session("far") >= line_begins.as_secs_f64(), "{model}");
+    assert!(["near", "far"].iter().all(|side| seconds(&model[side], "post") > 0.0), "{model}");
     assert_eq!(model["moving"], Value::Null);
     let output = world.output(&["model", "predict", "--json", "--model", &line, &stats]);
     assert!(output.status.success(), "{output:?}");
     let predicted: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let one = &predicted[0];
     assert_eq!((&one["job"], &one["here_seconds"]), (&"j".into(), &told["seconds"]));
-    assert!(one["there_seconds"].as_f64() > one["here_seconds"].as_f64(), "{one}");
+    // One client begins there what it began here; the rest of the sum has its names.
+    let longer = (session("far") - session("near")).max(0.0);
+    assert!((seconds(one, "session") - longer).abs() < 1e-9, "{one}, of {model}");
+    let parts = ["here_seconds", "session", "calls", "posts", "bytes"].map(|it| seconds(one, it));
+    assert!((seconds(one, "there_seconds") - parts.iter().sum::<f64>()).abs() < 1e-9, "{one}");
     // The two files the wrong way round.
     let output = world.output(&["model", "predict", "--model", &stats, &line]);
     assert_eq!(output.status.code(), Some(125), "{output:?}");

@@ -90,7 +90,7 @@ impl Costs {
         }
     }
 
-    fn all(&self) -> [f64; 9] {
+    pub(super) fn all(&self) -> [f64; 9] {
         let Costs { session, call, post, write, write_byte, read, read_byte, .. } = *self;
         let shared = [self.shared_write_byte, self.shared_read_byte];
         [session, call, post, write, write_byte, read, read_byte, shared[0], shared[1]]

@@ -75,8 +75,12 @@ impl Uses {
             child::probe(Place::job(gpu.clone()), &["session".into()], PATIENCE, &mut take)?;
         }
         child::probe(Place::job(gpu.clone()), &["uses".into()], PATIENCE, &mut take)?;
+        Ok(Uses::shortest(all))
+    }
+
+    fn shortest(all: HashMap<String, Vec<f64>>) -> Uses {
         let shortest = |(name, samples)| Some((name, shortest(samples)?));
-        Ok(Uses(all.into_iter().filter_map(shortest).collect()))
+        Uses(all.into_iter().filter_map(shortest).collect())
     }
 
     fn one(&self, name: &str) -> Result<f64, String> {
@@ -141,4 +145,60 @@ fn one_move(near: &GpuSpec, far: &GpuSpec, probe: &[&str], dir: &Path) -> Result
     job.end();
     std::fs::remove_dir_all(&taken.image).map_err(|error| error.to_string())?;
     Ok(stopped.as_secs_f64() + back)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a line would be timed at that costs this and nothing else; what else the machine does
+    /// adds to all samples but one.
+    fn timed(costs: &Costs) -> HashMap<String, Vec<f64>> {
+        let Costs { session, call, post, write, write_byte, read, read_byte, .. } = *costs;
+        let mut all = HashMap::new();
+        let mut take = |name: String, least: f64| {
+            all.insert(name, vec![3.0 * least, least, least + 0.5, f64::NAN]);
+        };
+        take("session".into(), session);
+        take("post".into(), post);
+        take("call".into(), post + call);
+        for (name, sizes, fixed, byte, shared_byte) in [
+            ("write", WRITES, write, write_byte, costs.shared_write_byte),
+            ("read", READS, read, read_byte, costs.shared_read_byte),
+        ] {
+            for size in sizes {
+                let bytes = size as f64;
+                take(format!("{name} {size}"), post + call + fixed + bytes * byte);
+                take(format!("pinned {name} {size}"), post + call + bytes * shared_byte);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn costs_are_what_the_shortest_samples_say() {
+        let line = Costs {
+            session: 0.03,
+            call: 1.1e-4,
+            post: 1e-6,
+            write: 5e-5,
+            write_byte: 1e-8,
+            read: 7e-5,
+            read_byte: 2e-8,
+            shared_write_byte: 3e-9,
+            shared_read_byte: 4e-9,
+        };
+        let found = Uses::shortest(timed(&line)).costs().unwrap();
+        for (found, cost) in found.all().into_iter().zip(line.all()) {
+            assert!((found - cost).abs() < 1e-6 * cost, "{found} is not {cost}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_timed_is_named() {
+        let mut all = timed(&Costs { session: 0.03, ..Costs::default() });
+        all.remove("post");
+        let why = Uses::shortest(all).costs().unwrap_err();
+        assert!(why.ends_with("nothing was told of post"), "{why}");
+    }
 }
