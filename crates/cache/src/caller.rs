@@ -1,11 +1,11 @@
-//! Operations below with the rights of whoever asked for them.
+//! Runs operations below with the credentials of the process that asked for them.
 
 use rustix::fs::{Mode, Stat};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::io;
 
-/// The process that asked.
+/// The process that asked, by its ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     pub(crate) user: u32,
@@ -14,16 +14,19 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Runs `work` with the caller's rights, as far as the daemon can give up its own.
+    /// Runs `work` with the caller's rights, if the daemon is root's.
     ///
-    /// Only the effective ids of this thread change: its real one stays root's, so that the caller
+    /// Only the effective ids of this thread change. Its real user stays root, so that the caller
     /// cannot send signals to the daemon.
+    ///
+    /// # Errors
+    /// What `work` fails with, or the change of ids.
     pub(crate) fn run<R>(self, mut work: impl FnMut() -> io::Result<R>) -> io::Result<R> {
-        let own = rustix::process::geteuid().is_root();
-        if !own || (self.user == 0 && self.group == 0) {
+        let root = rustix::process::geteuid().is_root();
+        if !root || (self.user == 0 && self.group == 0) {
             return work();
         }
-        // Most need no more than the first group, and reading the others takes long.
+        // Most operations need the first group alone, and reading the others takes long.
         match self.with(&[], &mut work) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 self.with(&self.groups(), &mut work)
@@ -32,8 +35,12 @@ impl Caller {
         }
     }
 
-    /// The same with all the caller's groups from the start: for what a group's member may and
-    /// others do in another way, without an error. Others lose a set-group-id bit.
+    /// Runs `work` as [`Caller::run`] does, with all the caller's groups from the start: for
+    /// operations that succeed without a group, but differently, such as chmod, which drops the
+    /// set-group-id bit for those who are not members.
+    ///
+    /// # Errors
+    /// As [`Caller::run`].
     pub(crate) fn run_with_groups<R>(
         self,
         mut work: impl FnMut() -> io::Result<R>,
@@ -44,7 +51,10 @@ impl Caller {
         }
     }
 
-    /// Makes something of that mode with the caller's rights.
+    /// Runs `work`, which makes something with `mode`, with the caller's rights.
+    ///
+    /// # Errors
+    /// As [`Caller::run`].
     pub(crate) fn make<R>(self, mode: Mode, work: impl FnMut() -> io::Result<R>) -> io::Result<R> {
         match mode.contains(Mode::SGID) {
             true => self.run_with_groups(work),
@@ -52,6 +62,7 @@ impl Caller {
         }
     }
 
+    /// Runs `work` with the caller's ids and `groups`; `Restored` gives the daemon's back.
     fn with<R>(self, groups: &[Gid], work: &mut impl FnMut() -> io::Result<R>) -> io::Result<R> {
         let _restored = Restored;
         set_thread_groups(groups)?;
@@ -60,9 +71,14 @@ impl Caller {
         work()
     }
 
-    /// Runs `work` as a file's owner, so that their quota holds for it, and no reserve of root's.
+    /// Runs `work` as a file's owner, so that the owner's quota applies and root's reserve does
+    /// not.
     ///
-    /// A file system below that refuses them what is open already has it from the daemon.
+    /// `work` runs once more with the daemon's rights if the owner is refused: the file was opened
+    /// with the right to do it.
+    ///
+    /// # Errors
+    /// What `work` fails with, or the change of ids.
     pub(crate) fn run_as_owner<R>(
         stat: &Stat,
         mut work: impl FnMut() -> io::Result<R>,
@@ -77,7 +93,7 @@ impl Caller {
         }
     }
 
-    /// Returns the caller's other groups; it waits for an answer, and so they do not change.
+    /// Returns the caller's supplementary groups, which cannot change while it waits for an answer.
     fn groups(self) -> Vec<Gid> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process));
         let status = status.unwrap_or_default();
@@ -87,7 +103,7 @@ impl Caller {
     }
 }
 
-/// Gives the thread the daemon's rights back.
+/// Gives the thread the daemon's rights back when it is dropped.
 struct Restored;
 
 impl Drop for Restored {

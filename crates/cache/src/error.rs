@@ -1,4 +1,4 @@
-//! What can go wrong, for people.
+//! The cache's errors, worded for people.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ pub enum CacheError {
     Io {
         /// What was tried, such as "cannot open".
         what: &'static str,
-        /// On what.
+        /// The path on which it was tried.
         path: PathBuf,
-        /// The kernel's word.
+        /// The system call's error.
         source: io::Error,
     },
     /// Another daemon has the folder.
@@ -29,7 +29,7 @@ pub enum CacheError {
          below, `kedge cache start` goes on with it", .0.display(), .0.display()
     )]
     Killed(PathBuf),
-    /// What a cache was cannot be read.
+    /// The file that describes the cache is damaged.
     #[error(
         "{}, which says what the cache was, is damaged ({why}); nothing was touched: `kedge cache \
          start` with the tiers that it had goes on with what they hold", path.display()
@@ -40,24 +40,24 @@ pub enum CacheError {
         /// What is wrong with it.
         why: String,
     },
-    /// A tier was not understood, or cannot be as large.
+    /// A tier's description is wrong, or the tier does not fit.
     #[error("{0}")]
     Tier(String),
-    /// Something is left in the tiers.
+    /// Data is left in the tiers.
     #[error("{0}")]
     Left(String),
-    /// The daemon did not answer as it should.
+    /// The daemon failed, or gave no proper answer.
     #[error("the cache's daemon under {}: {why}", under.display())]
     Daemon {
         /// The folder that is cached.
         under: PathBuf,
-        /// What it said, or did not.
+        /// Its own words, or what is wrong with its answer.
         why: String,
     },
 }
 
 impl CacheError {
-    /// Makes an error of a failed system call.
+    /// Creates the error of a failed system call.
     pub fn io(what: &'static str, path: &Path, source: impl Into<io::Error>) -> CacheError {
         CacheError::Io { what, path: path.to_owned(), source: source.into() }
     }

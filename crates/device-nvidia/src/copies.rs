@@ -1,4 +1,4 @@
-//! Copies and fills that the driver does by itself: between device memory, shared host memory and
+//! Copies and fills that the driver makes without help: of device memory, shared host memory and
 //! arrays.
 
 use crate::driver::{Driver, check};
@@ -8,15 +8,21 @@ use kedge_cuda_types::handle::{CUarray, CUstream};
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_protocol::{ArrayId, Copy3d, Place};
 
-/// Finds the driver's array.
+/// Looks up the driver's arrays.
 pub(crate) trait Arrays {
+    /// Returns the driver's handle of an array.
+    ///
+    /// # Errors
+    /// INVALID_HANDLE if there is no such array.
     fn array(&self, id: ArrayId) -> Result<CUarray, CuError>;
 }
 
-/// A copy as the driver takes it.
+/// A copy in the driver's form.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum RawCopy {
+    /// Bytes without gaps on both sides.
     Line { dst: u64, src: u64, bytes: usize },
+    /// Anything else.
     Shaped(CUDA_MEMCPY3D),
 }
 
@@ -33,11 +39,11 @@ struct Side {
     height: usize,
 }
 
-/// The driver's form of a copy without private memory.
+/// Converts a copy to the driver's form.
 ///
 /// # Errors
-/// INVALID_VALUE for private memory, and for planes that are not whole rows apart: the driver
-/// cannot say those.
+/// INVALID_VALUE for the client's private memory, and for planes whose distance is not a whole
+/// number of rows: the driver has no form for either.
 pub(crate) fn raw(copy: &Copy3d, arrays: &impl Arrays) -> Result<RawCopy, CuError> {
     if let (Place::Mapped { addr: src, .. }, Place::Mapped { addr: dst, .. }) = (copy.src, copy.dst)
         && copy.src.is_packed(copy.shape())
@@ -71,6 +77,7 @@ pub(crate) fn raw(copy: &Copy3d, arrays: &impl Arrays) -> Result<RawCopy, CuErro
     }))
 }
 
+/// Converts one side of a copy.
 fn side(copy: &Copy3d, place: Place, arrays: &impl Arrays) -> Result<Side, CuError> {
     match place {
         Place::Mapped { addr, pitch, slice } => {
@@ -95,7 +102,7 @@ fn side(copy: &Copy3d, place: Place, arrays: &impl Arrays) -> Result<Side, CuErr
     }
 }
 
-/// A copy's description for a graph's node, which has but one form.
+/// Converts a copy to the form that graph nodes take.
 pub(crate) fn shaped(copy: RawCopy) -> CUDA_MEMCPY3D {
     match copy {
         RawCopy::Shaped(shaped) => shaped,
@@ -116,10 +123,13 @@ pub(crate) fn shaped(copy: RawCopy) -> CUDA_MEMCPY3D {
     }
 }
 
-/// Submits a copy to `stream`, whose context is current.
+/// Submits a copy to `stream`, whose context must be current.
+///
+/// # Errors
+/// What the driver returns.
 pub(crate) fn run(driver: &Driver, copy: &RawCopy, stream: CUstream) -> Result<(), CuError> {
-    // SAFETY: the driver checks device addresses against what is mapped; shared host memory stays
-    // mapped in this process for good, and arrays are the driver's own.
+    // SAFETY: the driver checks device addresses; shared host memory stays mapped in this process
+    // as long as it lives, and the driver made the arrays.
     check(unsafe {
         match copy {
             RawCopy::Line { dst, src, bytes } => (driver.cuMemcpyAsync)(*dst, *src, *bytes, stream),
@@ -128,14 +138,17 @@ pub(crate) fn run(driver: &Driver, copy: &RawCopy, stream: CUstream) -> Result<(
     })
 }
 
-/// A fill of `width` elements × `height` rows.
+/// Submits a fill of `width` elements × `height` rows to `stream`, whose context must be current.
+///
+/// # Errors
+/// INVALID_VALUE for elements of other than 1, 2 or 4 bytes, or what the driver returns.
 pub(crate) fn memset(
     driver: &Driver,
     fill: &CUDA_MEMSET_NODE_PARAMS_v1,
     stream: CUstream,
 ) -> Result<(), CuError> {
     let CUDA_MEMSET_NODE_PARAMS_v1 { dst, pitch, value, elementSize, width, height } = *fill;
-    // SAFETY: the driver checks the addresses.
+    // SAFETY: the driver made the stream, and checks the addresses.
     check(unsafe {
         match (elementSize, height) {
             (1, 1) => (driver.cuMemsetD8Async)(dst, value as u8, width, stream),

@@ -1,20 +1,22 @@
-//! Managed variables, at addresses that a restart can give again.
+//! Has the driver place managed variables at addresses that a restart can give them again.
 //!
-//! The program knows where its managed variables are. The driver takes a range for those of a
-//! module when it loads it, of a multiple of 32 MiB, aligned, by a mapping that is up to 32 MiB
+//! A program knows the addresses of its managed variables. When the driver loads a module, it takes
+//! an aligned range of a multiple of 32 MiB for the module's, by a mapping that is up to 32 MiB
 //! longer (seen with driver 580 on H100 and H200).
 
 use crate::window::{CHUNK, Window};
 use kedge_protocol::ModuleId;
 use std::collections::HashMap;
 
-/// Far below where the kernel begins to map, far above the client's addresses.
+/// The window's first address: far below the kernel's own mappings, far above the client's arenas.
 const BASE: u64 = 0x7e00_0000_0000;
+/// The window's length, in chunks of [`CHUNK`] bytes: 16 GiB.
 const CHUNKS: usize = 512;
 
+/// The window in which managed variables lie.
 pub(crate) struct Managed {
     window: Window,
-    /// During a restart: where the modules' variables ended.
+    /// During a restart: the end of each module's variables in the checkpoint.
     expected: Option<HashMap<ModuleId, u64>>,
 }
 
@@ -25,7 +27,8 @@ impl Default for Managed {
 }
 
 impl Managed {
-    /// A restart begins: module, address and size of each variable that the program knows.
+    /// Begins a restart: `variables` has the module, address and bytes of each variable whose
+    /// address the program knows.
     pub(crate) fn expect(&mut self, variables: impl Iterator<Item = (ModuleId, u64, u64)>) {
         let mut expected: HashMap<ModuleId, u64> = HashMap::new();
         let all = self.window.range();
@@ -39,13 +42,13 @@ impl Managed {
         self.expected = Some(expected);
     }
 
-    /// It is over.
+    /// Ends a restart.
     pub(crate) fn expect_none(&mut self) {
         self.expected = None;
     }
 
-    /// Loads a module: its managed variables come into the window, and during a restart to where
-    /// they were.
+    /// Runs `load`, which loads a module, so that the driver places its managed variables in the
+    /// window, and during a restart at their old addresses.
     pub(crate) fn load<T>(&mut self, module: ModuleId, load: impl FnOnce() -> T) -> T {
         let limit = match &self.expected {
             None => Some(self.window.range().end),
@@ -64,12 +67,13 @@ mod tests {
     use std::process::Command;
     use std::ptr;
 
-    /// As the driver does, which ends up in the higher half of a hole of two chunks: the range's
-    /// first byte.
+    /// Takes a range as the driver does, and returns its first address. In a hole of two chunks,
+    /// that is the higher one.
     fn take(chunks: u64) -> u64 {
         let bytes = (chunks + 1) * CHUNK - (2 << 20);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping; what is not aligned of it goes back at once.
+        // SAFETY: the kernel chooses a free range for the new mapping, and only parts of that are
+        // unmapped, to which nothing refers.
         unsafe {
             let at = libc::mmap(ptr::null_mut(), bytes as usize, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -87,11 +91,11 @@ mod tests {
     }
 
     fn give_back(at: u64, chunks: u64) {
-        // SAFETY: what `take` took.
+        // SAFETY: `take` mapped the range, and nothing refers to it.
         unsafe { libc::munmap(at as *mut _, (chunks * CHUNK) as usize) };
     }
 
-    /// In a process of its own: other tests map and unmap at the same time.
+    /// Runs `alone` in a process of its own, as other tests map and unmap memory at the same time.
     #[test]
     fn variables_lie_where_they_lay() {
         let this = std::env::current_exe().unwrap();
@@ -102,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "another runs it by itself"]
+    #[ignore = "variables_lie_where_they_lay runs it in its own process"]
     fn alone() {
         let [a, b, c, d] = [1, 2, 3, 4].map(ModuleId);
         let (first, second, third, fourth);
@@ -128,7 +132,7 @@ mod tests {
         }
         let mut all = Managed::default();
         all.expect(asked.into_iter().chain([(b, 4096, 4096)]));
-        // Not into the window, however the process looks.
+        // This module's variables were outside of the window, and stay so.
         let elsewhere = all.load(b, || take(1));
         assert!(!all.window.range().contains(&elsewhere));
         assert_eq!(all.load(c, || take(1)), third);

@@ -1,4 +1,4 @@
-//! One operation of a stream.
+//! Submits one stream operation to the driver.
 
 use crate::NvidiaBackend;
 use crate::driver::check;
@@ -16,11 +16,14 @@ use kedge_protocol::{Copy3d, CtxId, Place, Scattered, StreamOp};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// CU_EVENT_DISABLE_TIMING.
+/// `CU_EVENT_DISABLE_TIMING`.
 const UNTIMED: u32 = 2;
 
 impl NvidiaBackend {
-    /// Hands `op` to the driver, in `stream`, whose context is current.
+    /// Submits `op` to `stream`, whose context must be current.
+    ///
+    /// # Errors
+    /// INVALID_HANDLE for an object that is not there, or what the driver returns.
     pub(crate) fn run(
         &self,
         tables: &Tables,
@@ -49,7 +52,8 @@ impl NvidiaBackend {
             StreamOp::EventRecord { event } => self.record(tables.event(event)?, stream),
             StreamOp::EventWait { event } => {
                 let event = tables.event(event)?.raw;
-                // SAFETY: an event and a stream of the driver's.
+                // SAFETY: the driver made both handles, and the tables hold them until they are
+                // destroyed.
                 check(unsafe { (driver.cuStreamWaitEvent)(raw, event, 0) })
             }
             StreamOp::HostFn { token } => {
@@ -58,14 +62,14 @@ impl NvidiaBackend {
             StreamOp::GraphLaunch { exec } => {
                 tables.graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.launch(stream)
             }
-            // SAFETY: the driver checks the address.
+            // SAFETY: the driver made the stream, and checks the address.
             StreamOp::WriteValue { addr, value, wide } => check(unsafe {
                 match wide {
                     true => (driver.cuStreamWriteValue64_v2)(raw, addr, value, 0),
                     false => (driver.cuStreamWriteValue32_v2)(raw, addr, value as u32, 0),
                 }
             }),
-            // SAFETY: as above.
+            // SAFETY: as for WriteValue.
             StreamOp::WaitValue { addr, value, wide, mode } => check(unsafe {
                 match wide {
                     true => (driver.cuStreamWaitValue64_v2)(raw, addr, value, mode),
@@ -84,7 +88,11 @@ impl NvidiaBackend {
         }
     }
 
-    /// Of memory that an exact client's work allocates.
+    /// Notes memory that `op` allocates, if every allocation of the client is checked
+    /// (`DeviceInfo::exact`).
+    ///
+    /// # Errors
+    /// The memory cannot be noted.
     pub(crate) fn told(&self, ctx: CtxId, op: &StreamOp) -> Result<(), CuError> {
         match *op {
             StreamOp::MemAlloc { addr, size } if self.is_exact() => {
@@ -98,15 +106,16 @@ impl NvidiaBackend {
         self.exact.load(Ordering::Relaxed)
     }
 
+    /// Records `event` in `stream`.
     fn record(&self, event: &Event, stream: &Arc<Stream>) -> Result<(), CuError> {
-        // SAFETY: an event and a stream of the driver's.
+        // SAFETY: the driver made both handles, and the tables hold them until they are destroyed.
         check(unsafe { (self.shared.driver.cuEventRecord)(event.raw, stream.raw) })?;
         // The operation that is being submitted has the next number.
         event.record(stream, stream.next_number());
         Ok(())
     }
 
-    /// A copy from or to the client's private memory, on a thread of its own.
+    /// Submits a copy from or to the client's private memory; a thread of its own makes it.
     fn private_copy(
         &self,
         tables: &Tables,
@@ -121,7 +130,7 @@ impl NvidiaBackend {
         })
     }
 
-    /// Copies that are too many to go one by one.
+    /// Submits copies that are too many to be made one by one.
     fn scatter(
         &self,
         tables: &Tables,
@@ -129,7 +138,8 @@ impl NvidiaBackend {
         pieces: Vec<Scattered>,
     ) -> Result<(), CuError> {
         let seams = |touched: &Copy3d| tables.host_memory.seams(touched);
-        // A kernel would wait for those that run, and one of them may wait for the program.
+        // A kernel that gathers the pieces would queue behind running kernels, one of which may be
+        // waiting for the program.
         let busy = &self.shared.busy;
         let alone = busy.none() || busy.one() && stream.pending().is_some();
         let gather = self.shared.digester.gatherer(stream.ctx.id).filter(|_| alone);
@@ -139,8 +149,8 @@ impl NvidiaBackend {
         })
     }
 
-    /// Has a thread of its own copy private memory once all that was submitted to the stream is
-    /// over, of which it is given an event.
+    /// Runs `copy` on a thread of its own, with an event that is reached once everything submitted
+    /// to the stream before is over.
     fn beside(
         &self,
         stream: &Arc<Stream>,
@@ -148,9 +158,10 @@ impl NvidiaBackend {
     ) -> Result<(), CuError> {
         let driver = &self.shared.driver;
         let mut reached = CUevent::NULL;
-        // SAFETY: a live out pointer.
+        // SAFETY: `reached` outlives the call, which writes the new event there.
         check(unsafe { (driver.cuEventCreate)(&mut reached, UNTIMED) })?;
-        // SAFETY: an event and a stream of the driver's; the event is nobody's if it is refused.
+        // SAFETY: the event was made above and the stream is the driver's. If recording fails,
+        // nothing refers to the event, and it is destroyed once.
         check(unsafe { (driver.cuEventRecord)(reached, stream.raw) }).inspect_err(|_| unsafe {
             (driver.cuEventDestroy_v2)(reached);
         })?;
@@ -158,7 +169,8 @@ impl NvidiaBackend {
         stream.copy_begins();
         self.waiters.run(Box::new(move || {
             let result = copy(reached, &shared.buffers, &*shared.host);
-            // SAFETY: made above, recorded, waited for.
+            // SAFETY: the event was made above, nothing else refers to it, and it is destroyed
+            // once.
             unsafe { (shared.driver.cuEventDestroy_v2)(reached) };
             if let Err(error) = result {
                 shared.host.fault(stream.ctx.id, error);

@@ -1,5 +1,5 @@
-//! What an image has of a client whose devices are of several places: `gpu-PID.kimg` names a file
-//! for each place, which is as that of a client whose devices are of one.
+//! The image of a client whose devices are of several places: `gpu-PID.kimg` names one file for
+//! each place, which has the format of a client's whose devices are of one place.
 
 use crate::saved::{HELD_SECTION, SECTION, SavedProxy, SavedSharing, StateError};
 use kedge_image::{FileEntry, ImageError, ImageFile, Manifest};
@@ -8,9 +8,9 @@ use kedge_wire::{Bytes, List, Text, wire};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The version of what follows, which begins with it.
+/// The version of [`SavedPlaces`], which is its first field.
 pub const PLACES_VERSION: u32 = 1;
-/// The number of the section; whoever knows no places finds no section that it knows.
+/// The number of the section. A reader that does not know of places finds no section that it knows.
 pub const PLACES_SECTION: u64 = 18;
 const _: () = assert!(PLACES_SECTION != SECTION && PLACES_SECTION != HELD_SECTION);
 
@@ -19,24 +19,24 @@ wire! {
     #[derive(Debug, Clone, PartialEq)]
     pub struct SavedPlaces {
         pub version: u32,
-        /// As `--gpu` gave it.
+        /// The devices as `--gpu` named them.
         pub gpu: Text<4096>,
         pub hello: Hello,
         pub driver_version: u32,
         pub client_memory: bool,
-        /// All of its devices, as it was told of them.
+        /// All of the client's devices, as it was told of them.
         pub devices: List<DeviceInfo, 16>,
-        /// The newest message that was taken from the ring.
+        /// The number of the newest message that was taken from the ring.
         pub position: u64,
         pub places: List<SavedPlace, 16>,
     }
 
-    /// A place.
+    /// One place and the file of its devices.
     #[derive(Debug, Clone, PartialEq)]
     pub struct SavedPlace {
-        /// As which of the client's devices it sees this place's: rising.
+        /// The client's numbers of this place's devices, rising.
         pub windows: List<u32, 16>,
-        /// The file of what they hold, beside this one.
+        /// The name of the file of what the devices hold, in the same folder.
         pub file: Text<256>,
         pub bytes: u64,
         pub checksum: u64,
@@ -44,14 +44,14 @@ wire! {
 }
 
 impl SavedPlace {
-    /// Returns the file of what its devices hold.
+    /// Returns the manifest's entry for the file of this place.
     pub fn entry(&self) -> FileEntry {
         FileEntry { name: self.file.to_string(), bytes: self.bytes, checksum: self.checksum }
     }
 }
 
 impl SavedPlaces {
-    /// Returns what it tells of the client itself.
+    /// Returns the part that describes the client, without objects or memory.
     pub fn client(&self) -> SavedProxy {
         SavedProxy {
             version: crate::VERSION,
@@ -71,12 +71,12 @@ impl SavedPlaces {
     }
 }
 
-/// Returns the name of the file of a place's devices, by that of its client's.
+/// Returns the name of a place's file; `client` is the name of the client's.
 pub fn place_file(client: &str, place: usize) -> String {
     format!("{}{PLACE}{place}{KIMG}", client.strip_suffix(KIMG).unwrap_or(client))
 }
 
-/// Returns whether a file's name is that of a place's devices.
+/// Returns whether a file name is that of a place's file.
 pub fn is_of_place(name: &str) -> bool {
     name.ends_with(KIMG) && name.contains(PLACE)
 }
@@ -85,10 +85,10 @@ const GPU: &str = "gpu-";
 const KIMG: &str = ".kimg";
 const PLACE: &str = "-place-";
 
-/// Reads what the file of a client tells of its places; `None` where its devices are of one.
+/// Reads a client's places from its file; `None` if its devices are of one place.
 ///
 /// # Errors
-/// The file cannot be read, is damaged, or is of another version than this one.
+/// The file cannot be read, is damaged, or is of another version than [`PLACES_VERSION`].
 pub fn read_places(file: &ImageFile) -> Result<Option<SavedPlaces>, StateError> {
     if !file.has_section(PLACES_SECTION) {
         return Ok(None);
@@ -104,11 +104,12 @@ pub fn read_places(file: &ImageFile) -> Result<Option<SavedPlaces>, StateError> 
     saved.map(Some).map_err(|_| StateError::Damaged("a section is nonsense"))
 }
 
-/// Looks whether the files that clients name for their places are those of the image in `folder`,
-/// or of each of its parts.
+/// Checks that the files that clients name for their places are those of the manifest, in the image
+/// at `folder` and in each of its parts.
 ///
 /// # Errors
-/// All that is wrong: such a file is not that of the manifest, is another's, or is nobody's.
+/// All that is wrong: a client names a file that the manifest does not have, or another client's,
+/// or the manifest has a place's file that no client names.
 pub fn check_places(folder: &Path) -> Result<(), Vec<ImageError>> {
     let one = |error| vec![error];
     let manifest = Manifest::read(folder).map_err(one)?;
@@ -119,6 +120,7 @@ pub fn check_places(folder: &Path) -> Result<(), Vec<ImageError>> {
     check_one(folder, &manifest)
 }
 
+/// Checks the image of one part.
 fn check_one(folder: &Path, manifest: &Manifest) -> Result<(), Vec<ImageError>> {
     let (mut errors, mut named) = (Vec::new(), BTreeSet::new());
     let all = || manifest.files.iter();
@@ -147,12 +149,12 @@ fn check_one(folder: &Path, manifest: &Manifest) -> Result<(), Vec<ImageError>> 
             named.insert(place.file.to_string());
         }
     }
-    let nobodys = all().filter(|entry| is_of_place(&entry.name) && !named.contains(&entry.name));
-    errors.extend(nobodys.map(|entry| damaged(&entry.name, "no client names it for a place")));
+    let unnamed = all().filter(|entry| is_of_place(&entry.name) && !named.contains(&entry.name));
+    errors.extend(unnamed.map(|entry| damaged(&entry.name, "no client names it for a place")));
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-/// Returns whether a file's name is that of a client's devices.
+/// Returns whether a file name is that of a client's file.
 fn is_of_client(name: &str) -> bool {
     name.starts_with(GPU) && name.ends_with(KIMG) && !is_of_place(name)
 }
@@ -205,7 +207,8 @@ mod tests {
         kedge_wire::encode(&saved, &mut section);
         let (path, file) = written("good", &section);
         assert_eq!(read_places(&file).unwrap(), Some(saved));
-        // Whoever knows no places takes it for damaged, and not for a client without memory.
+        // A reader that does not know of places must take it for damaged, and not for a client
+        // without memory.
         assert!(crate::read(&file).is_err());
         assert_eq!(crate::contents(&file).unwrap().pid, 77);
         fs::remove_file(path).unwrap();
@@ -228,7 +231,7 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// An image whose client has two places, and its manifest.
+    /// Writes an image whose client has two places; returns its folder and manifest.
     fn image(name: &str) -> (PathBuf, Manifest) {
         let folder = std::env::temp_dir().join(format!("kplaces-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
@@ -269,9 +272,9 @@ mod tests {
         let mut missing = whole.clone();
         missing.files.pop();
         assert!(told(&missing).contains("gpu-77-place-1.kimg"));
-        let mut nobodys = whole.clone();
-        nobodys.files.remove(0);
-        assert_eq!(told(&nobodys).matches("no client names it").count(), 2);
+        let mut unnamed = whole.clone();
+        unnamed.files.remove(0);
+        assert_eq!(told(&unnamed).matches("no client names it").count(), 2);
         fs::remove_dir_all(folder).unwrap();
     }
 

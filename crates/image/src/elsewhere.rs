@@ -1,35 +1,35 @@
-//! Files of an image that lie where this process cannot open them: on another machine.
+//! Image files that this process cannot open itself, as they lie on another machine.
 
 use std::fmt::Debug;
 use std::io;
 
-/// Takes the bytes of a file that is written.
+/// The destination of a file's bytes.
 pub trait Sink: Debug + Send + Sync {
-    /// Stores `bytes` at `offset`. Any thread calls it, in any order, once for each byte.
+    /// Stores `bytes` at `offset`. Threads call this in any order, and store each byte once.
     ///
     /// # Errors
-    /// They cannot be stored: the file is of no use.
+    /// The bytes cannot be stored; the file is useless then.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Ends the file, which has `length` bytes; where nothing was stored they are zero.
+    /// Ends the file at `length` bytes; bytes that were not stored are zero.
     ///
     /// # Errors
     /// As [`Sink::write_all_at`].
     fn finish(&self, length: u64) -> io::Result<()>;
 }
 
-/// Gives the bytes of a file that is read.
+/// The source of a file's bytes.
 pub trait ReadAt: Debug + Send + Sync {
-    /// Returns how many bytes it has.
+    /// Returns the file's length in bytes.
     ///
     /// # Errors
-    /// That cannot be told.
+    /// The other machine does not tell it.
     fn length(&self) -> io::Result<u64>;
 
-    /// Fills `into` from `offset` on. Any thread calls it.
+    /// Fills `into` with the bytes from `offset` on. Any thread may call this.
     ///
     /// # Errors
-    /// The bytes are not there, or cannot be had.
+    /// The file ends before that, or the other machine does not send the bytes.
     fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -39,7 +39,7 @@ mod tests {
     use crate::{Choice, Encoded, ImageFile, ImageWriter, Layers, PAGE, encode};
     use std::sync::{Arc, Mutex};
 
-    /// The other machine.
+    /// A file on the other machine.
     #[derive(Debug, Default, Clone)]
     struct Other(Arc<Mutex<Vec<u8>>>);
 
@@ -126,7 +126,7 @@ mod tests {
         }
         found.sort();
         assert_eq!(found, [(0, page(1)), (1, page(9))]);
-        // One that needs a file which is not there, one that is another, and none.
+        // A file whose parent is missing, a file that is not the entry's, and no file at all.
         assert!(Layers::elsewhere(vec![open(&second, &above).unwrap()]).is_err());
         assert!(open(&first, &above).is_err());
         assert!(Layers::elsewhere(Vec::new()).is_err());

@@ -1,11 +1,10 @@
 //! The page engine: which copy of managed memory is current, the host's or a device's.
 //!
-//! A host that touches managed memory and devices that run kernels on it must see one memory. Where
-//! a device does not see the host's pages, there are two copies, and [`Engine`] decides which one
-//! is current, page by page. It is a state machine: each event returns the [`Action`]s that make it
-//! true, in order, and it does no I/O of its own. Whoever drives it carries them out before the
-//! next event, with the engine locked; where it has to wait ([`Step::Wait`]), it does so unlocked
-//! and asks again.
+//! The host and the devices must see one managed memory. If a device does not see the host's pages,
+//! there are two copies, and [`Engine`] decides page by page which one is current. It is a state
+//! machine without I/O: each event returns the [`Action`]s to carry out, in order. The caller does
+//! so with the engine locked, before the next event. If it has to wait ([`Step::Wait`]), it unlocks
+//! the engine, waits, and repeats the event.
 //!
 //! A page is in one of three states while its block lies on a node:
 //!
@@ -15,18 +14,18 @@
 //! | both clean | read | both |
 //! | host | read and write | the host's copy |
 //!
-//! A block that lies in host memory, mapped for the devices, has one copy and no states: the view
-//! is open, and everybody sees every write. [docs/design/0038-page-engine.md] has the decisions.
+//! A block that lies in host memory, mapped for the devices, has one copy and no states: the host's
+//! view is open, and host and devices see every write. [docs/design/0038-page-engine.md] has the
+//! decisions.
 //!
-//! What keeps this one memory:
+//! Three rules keep the copies one memory:
 //!
-//! - **While work that may touch a block is posted and not known to be over, the view of the block
-//!   is
-//!   closed** (but for blocks in host memory). A touch then waits for that work.
-//! - **A launch may read and write all that its stream may touch**: all pages that the host has
-//!   open there are closed, and those that it has written are sent. These blocks are listed as they
+//! - **A block is closed to the host while work that may touch it is posted and not known to be
+//!   over**, unless it lies in host memory. A touch by the host waits for that work.
+//! - **A launch may read and write all that its stream may touch.** Of that, all pages that the
+//!   host has open are closed, and those that it has written are sent. Blocks are listed when they
 //!   are opened, so a launch costs nothing for the others.
-//! - **Blocks move only while no work runs that may touch them.**
+//! - **Blocks move only while no work that may touch them runs.**
 #![forbid(unsafe_code)]
 
 mod advice;

@@ -1,5 +1,4 @@
-//! How a session with the step's daemon begins, and what the relay asks for itself: the requests
-//! and what is read out of the answers.
+//! The relay's own session with a step's daemon: builds the requests, and reads the answers.
 
 use crate::frame::Command;
 use crate::line::{Line, Version, take_line};
@@ -11,22 +10,22 @@ pub const LONGEST_KEY: usize = 64;
 /// The longest value, in bytes (PMI-2's own bound).
 pub const LONGEST_VALUE: usize = 1024;
 
-/// A rank of a step, as its daemon tells.
+/// A rank of a step, as the daemon describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rank {
     pub rank: u32,
-    /// How many ranks the step has.
+    /// The number of ranks in the step.
     pub size: u32,
-    /// The number of the program in the step; below 0 if there is one only.
+    /// The number of the program in the step (`appnum`); negative if the step runs one program.
     pub application: i64,
-    /// The answer as a frame's body, for the rank that will ask the same.
+    /// The body of the daemon's answer, to be given to the rank itself when it asks.
     pub answer: Vec<u8>,
 }
 
-/// A key and its value, which all ranks of the step can get after a fence.
+/// A key and its value, which all ranks of the step can read after a fence.
 pub type Key<'a> = (&'a str, &'a str);
 
-/// The requests of one step's session. Each is sent by itself, and answered before the next.
+/// The requests of one session, each of which is answered before the next is sent.
 #[derive(Debug, Clone)]
 pub struct Session {
     /// The step's name, as the environment has it (`PMI_JOBID`).
@@ -34,15 +33,15 @@ pub struct Session {
 }
 
 impl Session {
-    /// The first line.
+    /// Returns the line that begins a session, in PMI-1's format: it asks for PMI-2.
     pub fn init() -> Vec<u8> {
         Line::init(Version::Two).to_string().into_bytes()
     }
 
-    /// Whether the answer to it is there in `buffer`, which it is taken out of.
+    /// Takes the answer to [`Session::init`] out of `buffer`; returns false if it is not there yet.
     ///
     /// # Errors
-    /// The daemon refuses, or says something else.
+    /// The daemon refuses, or answers something else.
     pub fn inited(buffer: &mut Vec<u8>) -> Result<bool, PmiError> {
         let request = "init";
         let Some(text) = take_line(buffer)? else { return Ok(false) };
@@ -56,19 +55,19 @@ impl Session {
         }
     }
 
-    /// Asks who one is.
+    /// Returns the request that registers `rank` (`fullinit`).
     ///
     /// # Errors
-    /// The step's name is longer than a frame.
+    /// The step's name does not fit into a frame.
     pub fn begin(&self, rank: u32) -> Result<Vec<u8>, PmiError> {
         let begin = Command::new("fullinit").with("pmijobid", &self.step);
         begin.with("pmirank", rank).with("threaded", "FALSE").encode()
     }
 
-    /// The answer to that.
+    /// Reads the answer to [`Session::begin`].
     ///
     /// # Errors
-    /// It is refused, or lacks what it must have.
+    /// The daemon refuses, or the answer lacks a key.
     pub fn begun(body: Vec<u8>) -> Result<Rank, PmiError> {
         let request = "fullinit";
         let answer = answered(&body, request)?;
@@ -84,67 +83,67 @@ impl Session {
         Ok(Rank { rank, size, application, answer: body })
     }
 
-    /// Tells the step a key, for after the next fence.
+    /// Returns the request that publishes a key, which others can read after the next fence.
     ///
     /// # Errors
-    /// It is longer than a frame.
+    /// Key and value do not fit into a frame.
     pub fn put((key, value): Key<'_>) -> Result<Vec<u8>, PmiError> {
         Command::new("kvs-put").with("key", key).with("value", value).encode()
     }
 
-    /// Waits for all ranks.
+    /// Returns the request that waits for all ranks.
     ///
     /// # Errors
-    /// None: its frame is short.
+    /// Never, as the frame is short.
     pub fn fence() -> Result<Vec<u8>, PmiError> {
         Command::new("kvs-fence").encode()
     }
 
-    /// Asks for what a rank has told.
+    /// Returns the request for a key's value.
     ///
     /// # Errors
-    /// It is longer than a frame.
+    /// The key does not fit into a frame.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, PmiError> {
         let get = Command::new("kvs-get").with("jobid", &self.step);
         get.with("srcid", -1).with("key", key).encode()
     }
 
-    /// The answer to that; `None` if nobody has told it.
+    /// Reads the answer to [`Session::get`]; `None` if no rank has published the key.
     ///
     /// # Errors
-    /// It answers another request.
+    /// The answer is to another request.
     pub fn got(body: &[u8]) -> Result<Option<String>, PmiError> {
         let answer = named(body, "kvs-get")?;
         let found = answer.failure().is_none() && answer.get("found") != Some("FALSE");
         Ok(answer.get("value").filter(|_| found).map(str::to_owned))
     }
 
-    /// Ends the session.
+    /// Returns the request that ends the session.
     ///
     /// # Errors
-    /// None: its frame is short.
+    /// Never, as the frame is short.
     pub fn end() -> Result<Vec<u8>, PmiError> {
         Command::new("finalize").encode()
     }
 
-    /// Takes the next answer's body out of `buffer`; `None` if it is not there as a whole.
+    /// Takes the body of the next answer out of `buffer`; `None` if it is not complete yet.
     ///
     /// # Errors
-    /// There is no frame.
+    /// The bytes are no frame.
     pub fn next(buffer: &mut Vec<u8>) -> Result<Option<Vec<u8>>, PmiError> {
         take_frame(buffer)
     }
 
-    /// Looks at the answer to a request that brings nothing else.
+    /// Checks the answer to a request that returns no value.
     ///
     /// # Errors
-    /// It has failed, or answers another request.
+    /// The request has failed, or the answer is to another one.
     pub fn done(body: &[u8], request: &'static str) -> Result<(), PmiError> {
         answered(body, request).map(drop)
     }
 }
 
-/// The answer to `request`, which may say that it has failed.
+/// Parses an answer, and checks that it is to `request`; it may say that the request failed.
 fn named(body: &[u8], request: &'static str) -> Result<Command, PmiError> {
     let answer = Command::parse(body)?;
     match answer.name().strip_suffix("-response") {
@@ -153,6 +152,7 @@ fn named(body: &[u8], request: &'static str) -> Result<Command, PmiError> {
     }
 }
 
+/// Parses an answer, and checks that it is to `request` and that the request succeeded.
 fn answered(body: &[u8], request: &'static str) -> Result<Command, PmiError> {
     let answer = named(body, request)?;
     match answer.failure() {

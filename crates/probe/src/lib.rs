@@ -2,8 +2,8 @@
 //! time.
 //!
 //! They load the driver or a runtime by name as every program does, so they run natively, or as
-//! clients of the job that `kedge run` has set up. None of kedge's own crates is used here: what
-//! is measured is what a program gets.
+//! clients in a job of `kedge run`. They use none of kedge's own crates, so they measure what a
+//! program gets.
 
 mod calls;
 mod copy;
@@ -38,18 +38,21 @@ pub use timing::{Series, Sink};
 
 use thiserror::Error;
 
+/// Why a probe could not run, or what it found wrong.
 #[derive(Debug, Error)]
 pub enum ProbeError {
-    /// The loader's own words, which name the library.
+    /// A library cannot be loaded; the loader's message names it.
     #[error(transparent)]
     Load(#[from] libloading::Error),
+    /// A CUDA function failed.
     #[error("{function}: {} (CUDA error {code})", name.as_deref().unwrap_or("unknown error"))]
     Cuda { function: &'static str, code: i32, name: Option<String> },
+    /// A kernel or a copy gave a wrong result.
     #[error("{what}: the result is wrong: {detail}")]
     Wrong { what: &'static str, detail: String },
 }
 
-/// What `kedge bench` can measure.
+/// A measurement of `kedge bench`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bench {
     /// The cost of driver calls to the application.
@@ -61,11 +64,18 @@ pub enum Bench {
 }
 
 /// Runs a kernel on device 0 of the driver that the loader finds, and checks its result.
+///
+/// # Errors
+/// The driver cannot be loaded, a function of it fails, or the result is wrong.
 pub fn check_kernel() -> Result<(), ProbeError> {
     soft::check(&device::Device::open()?)
 }
 
-/// Measures on device 0 of the driver that the loader finds; `sink` gets each series as it ends.
+/// Measures on device 0 of the driver that the loader finds, and gives `sink` each series as it
+/// ends.
+///
+/// # Errors
+/// The driver cannot be loaded, a function of it fails, or a result is wrong.
 pub fn bench(bench: Bench, sink: &mut Sink<'_>) -> Result<(), ProbeError> {
     let device = device::Device::open()?;
     match bench {

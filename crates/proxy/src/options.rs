@@ -1,4 +1,4 @@
-//! The proxy's command line, written by the supervisor and read here.
+//! The proxy's command line, which the supervisor writes.
 
 use crate::backend::BackendConfig;
 use kedge_control::check::Check;
@@ -13,62 +13,64 @@ use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Where what a traced client does is told, and how much of it.
+/// Where a client's trace is written.
 #[derive(Debug, Clone, Default)]
 pub struct Traced {
     pub folder: PathBuf,
-    /// Bytes that are written at most.
+    /// Most bytes of the trace.
     pub limit: u64,
 }
 
-/// What a holder of device memory for a cache has.
+/// The options of a proxy that holds device memory for a cache.
 #[derive(Debug, Clone, Default)]
 pub struct Hold {
-    /// Where its cache finds it: a socket in a private folder.
+    /// The socket at which the cache connects, in a private folder.
     pub socket: PathBuf,
-    /// Bytes of the device that it may take.
+    /// Most bytes of device memory that it may allocate.
     pub bytes: u64,
 }
 
+/// A proxy's options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The accepted socket.
+    /// The accepted socket of the client; -1 if there is none.
     pub fd: RawFd,
-    /// The socket to the supervisor: the descriptor after `fd`.
+    /// Whether the descriptor after `fd` is a socket to the supervisor.
     pub control: bool,
-    /// It takes the place of a proxy that is gone, and is told of it there.
+    /// Whether the proxy replaces one that has ended; the supervisor tells it which.
     pub restore: bool,
-    /// It is made ready before there is a client: `fd` is the supervisor's socket, by which the
-    /// client's comes.
+    /// Whether the proxy starts before there is a client: `fd` is the supervisor's socket, which
+    /// passes the client's.
     pub warm: bool,
-    /// It answers the job's questions to NVML: `fd` is the supervisor's socket, the descriptor
-    /// after it one that listens; of a `far` one's job, on its line.
+    /// Whether it answers the job's NVML requests: `fd` is the supervisor's socket, and the
+    /// descriptor after it listens. With `far`, requests come over the line instead.
     pub management: bool,
-    /// Its client is on another machine: it has a line instead of `fd`.
+    /// Whether the client is on another machine: a line takes the place of `fd`.
     pub far: bool,
-    /// A program started it for itself, without a supervisor: standard input is the client's
-    /// socket, in the place of `fd`, and it leaves the program's family.
+    /// Whether a program started it for itself, without a supervisor: standard input is the
+    /// client's socket instead of `fd`, and the proxy detaches from the program.
     pub detach: bool,
-    /// How long to try to go on with a session whose line was cut.
+    /// How long to try to resume a session whose line was cut.
     pub reconnect: Duration,
-    /// The devices that such a client will choose.
+    /// The devices that the client of a warm proxy will choose.
     pub choice: DeviceChoice,
     pub backend: BackendConfig,
     pub log: Option<PathBuf>,
-    /// The folder where what the client asks of its devices is told when it has ended.
+    /// The folder for statistics of the client's calls, written when it ends.
     pub stats: Option<PathBuf>,
-    /// The folder where what a checked program has done wrong is told.
+    /// The folder for the findings of `kedge check`.
     pub findings: Option<PathBuf>,
-    /// Where what the client does is told, if it is traced.
+    /// Where the client's trace is written, if it is traced.
     pub trace: Option<Traced>,
-    /// Where the job's keeper answers: a socket.
+    /// The socket of the job's keeper.
     pub keeper: Option<PathBuf>,
-    /// It holds device memory for a cache, and has no client and no `fd`.
+    /// Set if the proxy holds device memory for a cache; it has no client and no `fd` then.
     pub hold: Option<Hold>,
-    /// How long the dispatcher spins for messages before it sleeps.
+    /// How long the dispatcher spins for a message before it sleeps.
     pub spin: Duration,
 }
 
+/// What is wrong with a command line.
 #[derive(Debug, Error)]
 pub enum OptionsError {
     #[error("unknown option {0:?}; kedge-proxy is started by `kedge run`")]
@@ -82,8 +84,11 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`,
+    /// Parses `--name value` pairs, and the options without a value: `--control`, `--restore`,
     /// `--warm`, `--management`, `--far`, `--detach` and `--pci-order`.
+    ///
+    /// # Errors
+    /// An option is unknown or has a wrong value, or `--fd` is missing.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -175,28 +180,28 @@ impl Options {
             }
             let value = args.next().ok_or_else(|| OptionsError::NoValue(name.clone()))?;
             match &*name {
-                "--fd" => fd = Some(number(&name, &value)?),
-                "--gpu" => options.backend.gpu = number(&name, &value)?,
-                "--soft-memory" => options.backend.soft_memory = Some(number(&name, &value)?),
-                "--gpu-memory" => options.backend.gpu_memory = Some(number(&name, &value)?),
-                "--cache-gpu" => options.backend.cache.gpu = number(&name, &value)?,
-                "--cache-host" => options.backend.cache.host = number(&name, &value)?,
+                "--fd" => fd = Some(parsed(&name, &value)?),
+                "--gpu" => options.backend.gpu = parsed(&name, &value)?,
+                "--soft-memory" => options.backend.soft_memory = Some(parsed(&name, &value)?),
+                "--gpu-memory" => options.backend.gpu_memory = Some(parsed(&name, &value)?),
+                "--cache-gpu" => options.backend.cache.gpu = parsed(&name, &value)?,
+                "--cache-host" => options.backend.cache.host = parsed(&name, &value)?,
                 "--drain-rate" => {
-                    options.backend.cache.drain = DrainRate::Limit(number(&name, &value)?);
+                    options.backend.cache.drain = DrainRate::Limit(parsed(&name, &value)?);
                 }
-                "--workers" => options.backend.workers = Some(number(&name, &value)?),
+                "--workers" => options.backend.workers = Some(parsed(&name, &value)?),
                 "--visible" => {
                     let list = value.to_string_lossy().into_owned();
                     options.choice.visible = Some(Text::truncated(list));
                 }
-                "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
+                "--spin-us" => options.spin = Duration::from_micros(parsed(&name, &value)?),
                 "--reconnect-ms" => {
-                    options.reconnect = Duration::from_millis(number(&name, &value)?);
+                    options.reconnect = Duration::from_millis(parsed(&name, &value)?);
                 }
                 "--keeper" => options.keeper = Some(value.into()),
                 "--hold" => options.hold.get_or_insert_default().socket = value.into(),
                 "--hold-bytes" => {
-                    options.hold.get_or_insert_default().bytes = number(&name, &value)?;
+                    options.hold.get_or_insert_default().bytes = parsed(&name, &value)?;
                 }
                 "--stats" => options.stats = Some(value.into()),
                 "--check" => {
@@ -208,7 +213,7 @@ impl Options {
                     options.trace.get_or_insert_default().folder = value.into();
                 }
                 "--trace-limit" => {
-                    options.trace.get_or_insert_default().limit = number(&name, &value)?;
+                    options.trace.get_or_insert_default().limit = parsed(&name, &value)?;
                 }
                 "--findings" => options.findings = Some(value.into()),
                 _ => options.log = Some(value.into()),
@@ -222,7 +227,8 @@ impl Options {
     }
 }
 
-fn number<T: FromStr>(option: &str, value: &OsStr) -> Result<T, OptionsError> {
+/// Parses a value.
+fn parsed<T: FromStr>(option: &str, value: &OsStr) -> Result<T, OptionsError> {
     value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| OptionsError::BadValue {
         option: option.to_owned(),
         value: value.to_owned(),

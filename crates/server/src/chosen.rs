@@ -1,4 +1,4 @@
-//! Which of a server's devices a session gets.
+//! Chooses which of a server's devices a session gets.
 
 use crate::ServeSpec;
 use crate::refusal::Refusal;
@@ -6,25 +6,26 @@ use kedge_control::gpu::GpuSpec;
 use kedge_keys::Limits;
 use std::collections::BTreeSet;
 
-/// Those that one gets.
+/// The devices of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chosen {
+    /// The devices as the session's proxy opens them.
     pub(crate) gpu: GpuSpec,
-    /// By the server's numbers.
+    /// The server's numbers of the devices.
     pub(crate) numbers: Vec<u32>,
 }
 
 impl Chosen {
-    /// Returns those that a session asks for, by number; all that its key may have, if it names
-    /// none. `has`: those that other sessions of its key are on.
+    /// Returns the devices whose numbers are `wanted`, or all that the session's key may have if it
+    /// wants none by number. `in_use` are the devices of the key's other sessions.
     ///
     /// # Errors
-    /// There are none such, or the key may not have them.
+    /// A device is not there, or the key may not have it, or not so many.
     pub(crate) fn of(
         spec: &ServeSpec,
         wanted: &[u32],
         limits: &Limits,
-        has: &BTreeSet<u32>,
+        in_use: &BTreeSet<u32>,
     ) -> Result<Chosen, Refusal> {
         let limited = limits.gpus.is_some() || limits.devices.is_some();
         if wanted.is_empty() && !limited {
@@ -32,39 +33,41 @@ impl Chosen {
             return Ok(Chosen { gpu: spec.gpu.clone(), numbers });
         }
         let numbers = match wanted {
-            [] => unnamed(spec, limits, has)?,
+            [] => unnamed(spec, limits, in_use)?,
             wanted => wanted.to_vec(),
         };
-        check(&numbers, limits, has)?;
+        check(&numbers, limits, in_use)?;
         Ok(Chosen { gpu: named(spec, &numbers)?, numbers })
     }
 }
 
-/// Those that a key may have: rather such as it has, in the server's order.
-fn unnamed(spec: &ServeSpec, limits: &Limits, has: &BTreeSet<u32>) -> Result<Vec<u32>, Refusal> {
+/// Returns the numbers of the devices that a key may have. If its limit allows fewer, those that it
+/// uses come first.
+fn unnamed(spec: &ServeSpec, limits: &Limits, in_use: &BTreeSet<u32>) -> Result<Vec<u32>, Refusal> {
     let there: Vec<u32> = (0..).take(spec.devices).collect();
-    let may = limits.devices.clone().unwrap_or_else(|| there.clone());
-    let may: Vec<u32> = may.into_iter().filter(|number| there.contains(number)).collect();
-    if may.is_empty() {
+    let allowed = limits.devices.clone().unwrap_or_else(|| there.clone());
+    let allowed: Vec<u32> = allowed.into_iter().filter(|number| there.contains(number)).collect();
+    if allowed.is_empty() {
         return Err(Refusal::Unnamed);
     }
-    let most = limits.gpus.map_or(may.len(), |most| most as usize);
-    let (had, new): (Vec<u32>, Vec<u32>) = may.iter().partition(|number| has.contains(number));
-    let chosen: BTreeSet<u32> = had.into_iter().chain(new).take(most.max(1)).collect();
-    Ok(may.into_iter().filter(|number| chosen.contains(number)).collect())
+    let most = limits.gpus.map_or(allowed.len(), |most| most as usize);
+    let (used, new): (Vec<u32>, Vec<u32>) =
+        allowed.iter().partition(|number| in_use.contains(number));
+    let chosen: BTreeSet<u32> = used.into_iter().chain(new).take(most.max(1)).collect();
+    Ok(allowed.into_iter().filter(|number| chosen.contains(number)).collect())
 }
 
-/// Checks that a key may have devices beside those that it has.
-fn check(numbers: &[u32], limits: &Limits, has: &BTreeSet<u32>) -> Result<(), Refusal> {
-    if let Some(may) = &limits.devices
-        && let Some(number) = numbers.iter().copied().find(|number| !may.contains(number))
+/// Checks that a key may use `numbers` in addition to the devices that it uses.
+fn check(numbers: &[u32], limits: &Limits, in_use: &BTreeSet<u32>) -> Result<(), Refusal> {
+    if let Some(allowed) = &limits.devices
+        && let Some(number) = numbers.iter().copied().find(|number| !allowed.contains(number))
     {
-        let may: Vec<String> = may.iter().map(u32::to_string).collect();
+        let may: Vec<String> = allowed.iter().map(u32::to_string).collect();
         return Err(Refusal::NotYours { number, may: may.join(", ") });
     }
-    // One that is named twice is two devices of the session's.
+    // A device that is named twice counts twice.
     let named: BTreeSet<_> = numbers.iter().collect();
-    let would = has.iter().chain(numbers).collect::<BTreeSet<_>>().len();
+    let would = in_use.iter().chain(numbers).collect::<BTreeSet<_>>().len();
     let would = would + numbers.len() - named.len();
     match limits.gpus {
         Some(most) if would > most as usize => Err(Refusal::Gpus { most, would }),
@@ -72,9 +75,9 @@ fn check(numbers: &[u32], limits: &Limits, has: &BTreeSet<u32>) -> Result<(), Re
     }
 }
 
-/// Returns devices of the server by its numbers.
+/// Returns the devices with the server's `numbers`, as a proxy opens them.
 fn named(spec: &ServeSpec, numbers: &[u32]) -> Result<GpuSpec, Refusal> {
-    // All of the machine's: the driver knows better than the server which there are.
+    // With `local` and no ordinals, the driver knows which devices there are, and refuses others.
     let known = !matches!(&spec.gpu, GpuSpec::Local { ordinals } if ordinals.is_empty());
     let missing = numbers.iter().copied().find(|number| *number as usize >= spec.devices);
     if let Some(number) = missing.filter(|_| known) {

@@ -1,8 +1,8 @@
-//! Local sockets: messages with descriptors, each bounded in length and time, between processes of
-//! one user on one host.
+//! Local sockets between processes of one user on one host. They carry messages with descriptors,
+//! each bounded in length and time.
 //!
-//! A [`Channel`] sends and receives [`kedge_wire`] messages in frames; [`frame`] has the same for
-//! sockets that carry other bytes as well. [`address`] reaches sockets at paths of any length.
+//! A [`Channel`] sends and receives [`kedge_wire`] messages in frames. [`frame`] does so on sockets
+//! that carry other bytes too. [`address`] listens and connects at paths of any length.
 
 pub mod address;
 mod channel;

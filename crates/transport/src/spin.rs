@@ -1,48 +1,51 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A bounded busy wait: first the processor's pause, then giving way to other threads, so that on a
-/// machine with few cores a spinning waiter does not starve whoever it waits for.
+/// A bounded busy wait. It pauses the processor first and then yields to other threads, so that it
+/// does not starve the thread it waits for where cores are few.
 #[derive(Debug)]
 pub(crate) struct Spin {
     limit: Duration,
+    /// When the first yield was.
     started: Option<Instant>,
     rounds: u32,
 }
 
-/// Pauses before the first yield (some 50 ns each on current x86) where processors are few: three
-/// times a round trip between two of them, and no longer, for the case that both sides share one.
+/// Pauses before the first yield where processors are few, of some 50 ns each on current x86: three
+/// times a round trip between two processors. More would be lost if both sides share one.
 const PAUSES_OF_FEW: u32 = 32;
-/// Where there are many: as long as a GPU takes for a kernel that does nothing. To give way costs
-/// about half a microsecond each time, which is how late the end of a wait is then seen.
+/// Pauses before the first yield where processors are many: as long as a GPU takes for an empty
+/// kernel. A yield takes about half a microsecond, and delays the end of the wait by as much.
 const PAUSES_OF_MANY: u32 = 256;
-/// Pauses from one yield to the next there. Who yields all the time takes half of the speed of what
-/// shares a core with it, which where processors are threads of cores may be the one that is waited
-/// for.
+/// Pauses between two yields where processors are many. Yielding all the time halves the speed of
+/// the other hardware thread of the core, which may run the thread that is waited for.
 const PAUSES_BETWEEN: u32 = 16;
-/// Processors that are many: client, proxy and what else spins each find one.
-const MANY: usize = 4;
+/// From this number on, processors are many: client, proxy and other spinning threads each find
+/// one.
+const MANY_PROCESSORS: usize = 4;
 
-/// Whether this process may use so many processors that one of them can well spin.
+/// Returns whether this process may use so many processors that one can be spared for spinning.
 pub fn processors_to_spare() -> bool {
     static SPARE: OnceLock<bool> = OnceLock::new();
     *SPARE.get_or_init(|| {
-        // SAFETY: an empty set of that type is all zeros; the call fills it.
+        // SAFETY: `cpu_set_t` is plain data, for which zeros are the empty set; the call writes at
+        // most the size that it is given.
         let (found, set) = unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             (libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set), set)
         };
-        // SAFETY: only counts the bits of a live set.
-        found == 0 && unsafe { libc::CPU_COUNT(&set) } as usize >= MANY
+        // SAFETY: `set` is initialised, and CPU_COUNT only reads it.
+        found == 0 && unsafe { libc::CPU_COUNT(&set) } as usize >= MANY_PROCESSORS
     })
 }
 
 impl Spin {
+    /// Begins a wait that yields for `limit` at most; with a limit of 0 it ends at once.
     pub(crate) fn new(limit: Duration) -> Spin {
         Spin { limit, started: None, rounds: 0 }
     }
 
-    /// Waits a moment; false once the limit is over and the caller should sleep.
+    /// Pauses or yields once; returns false once the limit is over and the caller should sleep.
     #[inline]
     pub(crate) fn again(&mut self) -> bool {
         self.rounds = self.rounds.wrapping_add(1);

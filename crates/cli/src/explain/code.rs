@@ -1,4 +1,4 @@
-//! Device code, and the devices that run it.
+//! A program's device code, and the devices that it runs on.
 
 use super::cubin::Cubin;
 use kedge_ptx::SOFTWARE_DEVICE_SM;
@@ -6,27 +6,28 @@ use kedge_ptx::fatbin::{self, FatbinError, ImageKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Compute capabilities of NVIDIA's GPUs, by rising number; 90 is 9.0.
+/// The compute capabilities of NVIDIA's GPUs, rising; 90 is 9.0.
 const CAPABILITIES: [u32; 20] =
     [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
 
-/// Bytes of the largest cubin without code: nvcc links one into each program.
+/// Bytes of the largest cubin that may have no code: nvcc links one into each program.
 const LARGEST_EMPTY: u64 = 16 << 10;
 
-/// What code was made for, as in `sm_90a` and `compute_100f`.
+/// The architecture that code was compiled for, as in `sm_90a` and `compute_100f`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) sm: u32,
+    /// `a` for code of this architecture alone, `f` for its family.
     pub(super) suffix: Option<char>,
 }
 
 impl Target {
-    /// Whether machine code for this target runs on a GPU of compute capability `sm`.
+    /// Returns whether machine code for this target runs on a GPU of compute capability `sm`.
     fn machine_code_runs_on(self, sm: u32) -> bool {
         self.suffix != Some('a') && self.sm / 10 == sm / 10 && self.sm <= sm || self.sm == sm
     }
 
-    /// Whether PTX for this target runs on a GPU of compute capability `sm`.
+    /// Returns whether PTX for this target runs on a GPU of compute capability `sm`.
     fn ptx_runs_on(self, sm: u32) -> bool {
         match self.suffix {
             None => self.sm <= sm,
@@ -42,40 +43,41 @@ impl fmt::Display for Target {
     }
 }
 
-/// How a module fares on a software device.
+/// What a software device does with a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OnSoftware {
+    /// It runs the module's PTX.
     Runs,
-    /// All PTX is for newer GPUs: it is taken, and an instruction that the device lacks is refused
-    /// by name.
+    /// All PTX is for newer GPUs: the device takes it, and refuses instructions that it lacks by
+    /// name.
     Newer,
-    /// There is machine code, and no PTX.
+    /// It refuses the module, which has machine code and no PTX.
     MachineCode,
-    /// There is code for the link step alone (LTO).
+    /// It refuses the module, which has code for link-time optimisation (LTO) alone.
     LinkTimeCode,
 }
 
-/// One kernel's forms.
+/// The targets that there is code for, of a kernel or a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Forms {
     pub(super) ptx: BTreeSet<Target>,
     pub(super) machine_code: BTreeSet<Target>,
 }
 
-/// What a program loads in one step.
+/// The code that a program loads at once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Module {
     pub(super) forms: Forms,
     link_time_code: bool,
-    /// Symbol → forms; empty unless asked for.
+    /// Symbol → forms of the kernel; empty unless asked for.
     pub(super) kernels: BTreeMap<String, Forms>,
 }
 
 impl Module {
-    /// A container that nvcc made; None of one that holds nothing.
+    /// Reads a fatbin, with its kernels if asked; `None` if it has no code.
     ///
     /// # Errors
-    /// [`FatbinError`] where it is damaged.
+    /// The fatbin is damaged.
     pub(super) fn of_fatbin(
         container: &[u8],
         kernels: bool,
@@ -93,7 +95,7 @@ impl Module {
                 ImageKind::Elf => {
                     let looks = kernels || image.size <= LARGEST_EMPTY;
                     let cubin = looks.then(|| image.data()).transpose()?;
-                    // One that cannot be understood is code of some kind.
+                    // A cubin that cannot be parsed counts as code.
                     let cubin = cubin.and_then(|data| Cubin::parse(&data).ok());
                     if cubin.as_ref().is_none_or(|cubin| !cubin.is_empty) {
                         module.forms.machine_code.insert(target);
@@ -109,7 +111,7 @@ impl Module {
         Ok((module != Module::default()).then_some(module))
     }
 
-    /// PTX text; its `.target` says what it is for.
+    /// Reads PTX text, whose `.target` names its architecture; sm_0 if it has none.
     pub(super) fn of_ptx(text: &str, kernels: bool) -> Module {
         let mut module = Module::default();
         let named = text.split_once(".target").and_then(|(_, rest)| target(rest));
@@ -121,7 +123,7 @@ impl Module {
         module
     }
 
-    /// A cubin that stands alone.
+    /// Reads a cubin that is not in a fatbin.
     pub(super) fn of_cubin(cubin: &Cubin, kernels: bool) -> Module {
         let mut module = Module::default();
         let target = Target { sm: cubin.sm, suffix: None };
@@ -148,7 +150,7 @@ impl Module {
         self.forms.ptx.is_empty() && !self.link_time_code
     }
 
-    /// The module that a device links of both.
+    /// Returns the module that linking both yields.
     pub(super) fn linked_with(mut self, other: Module) -> Module {
         self.forms.extend(other.forms);
         self.link_time_code |= other.link_time_code;
@@ -172,14 +174,14 @@ impl Forms {
         self.machine_code.extend(other.machine_code);
     }
 
-    /// None where there is no PTX.
+    /// Returns what a software device does with the PTX; `None` if there is none.
     pub(super) fn on_software(&self) -> Option<OnSoftware> {
         let oldest = self.ptx.iter().map(|target| target.sm).min()?;
         let runs = oldest <= SOFTWARE_DEVICE_SM;
         Some(if runs { OnSoftware::Runs } else { OnSoftware::Newer })
     }
 
-    /// Compute capabilities of the GPUs that run this.
+    /// Returns the compute capabilities of the GPUs that run this.
     pub(super) fn gpus(&self) -> BTreeSet<u32> {
         let runs = |sm: &u32| {
             self.ptx.iter().any(|target| target.ptx_runs_on(*sm))
@@ -189,7 +191,7 @@ impl Forms {
     }
 }
 
-/// `gpus` as people say it: `7.5–9.0, 12.0`, `5.2 and later`.
+/// Formats compute capabilities for people, as `7.5–9.0, 12.0` or `5.2 and later`.
 pub(super) fn spoken(gpus: &BTreeSet<u32>) -> String {
     let dotted = |sm: u32| format!("{}.{}", sm / 10, sm % 10);
     let mut runs: Vec<(usize, usize)> = Vec::new();
@@ -211,7 +213,7 @@ pub(super) fn spoken(gpus: &BTreeSet<u32>) -> String {
     if text.is_empty() { "none known".to_owned() } else { text }
 }
 
-/// The target in the words behind `.target`, such as ` sm_90a, debug`.
+/// Parses what follows `.target`, such as ` sm_90a, debug`.
 fn target(words: &str) -> Option<Target> {
     let name = words.trim_start().strip_prefix("sm_")?;
     let end = name.find(|c: char| !c.is_ascii_digit()).unwrap_or(name.len());
@@ -219,7 +221,7 @@ fn target(words: &str) -> Option<Target> {
     Some(Target { sm: name[..end].parse().ok()?, suffix })
 }
 
-/// Names of the kernels that a PTX text defines.
+/// Returns the names of the kernels that a PTX text defines.
 fn ptx_kernels(text: &str) -> impl Iterator<Item = &str> {
     text.split(".entry").skip(1).filter_map(|rest| {
         let name = rest.strip_prefix(|c: char| c.is_ascii_whitespace())?.trim_start();

@@ -1,19 +1,19 @@
 //! Device `printf`.
 //!
-//! nvcc compiles it to `vprintf(format, arguments)`: the arguments lie one after the other, each at
-//! a multiple of its size, 4 or 8 bytes. Each conversion is handed to the C library, so what is
-//! printed is what a real device's host would print (CUDA programming guide, "Formatted Output").
+//! nvcc compiles it to `vprintf(format, arguments)`: the arguments lie one after the other, each
+//! aligned to its size, 4 or 8 bytes. The C library does each conversion, so the output is what the
+//! host of a real device would print (CUDA programming guide, "Formatted Output").
 
 use super::Call;
 use crate::exec::Flow;
 use kedge_protocol::OutputTarget;
 
-/// Widths and precisions beyond this are cut: one conversion must not print megabytes.
+/// The largest width and precision, in characters: one conversion must not print megabytes.
 const MAX_FIELD: u32 = 4096;
 
-/// `int vprintf(const char *format, void *arguments)`.
+/// Implements `int vprintf(const char *format, void *arguments)`: prints for each lane.
 pub(super) fn vprintf(call: &mut Call<'_>) -> Result<(), Flow> {
-    // Lanes usually print with one format.
+    // Lanes usually share one format: it is read once.
     let mut format: Option<(u64, Vec<u8>)> = None;
     for lane in call.lanes() {
         let (addr, arguments) = (call.u64(lane, 0), call.u64(lane, 1));
@@ -33,17 +33,20 @@ pub(super) fn vprintf(call: &mut Call<'_>) -> Result<(), Flow> {
     Ok(())
 }
 
-/// Where a format's values come from.
+/// A source of a format's values, in order.
 trait Arguments {
+    /// Returns the next value of 4 bytes.
     fn word(&mut self) -> Result<u32, Flow>;
+    /// Returns the next value of 8 bytes.
     fn wide(&mut self) -> Result<u64, Flow>;
+    /// Reads the string at a generic address.
     fn string(&mut self, addr: u64) -> Result<Vec<u8>, Flow>;
 }
 
 struct LaneArguments<'a, 'w> {
     call: &'a mut Call<'w>,
     lane: usize,
-    /// Generic address of the next argument, before its alignment.
+    /// Generic address of the next argument, not yet aligned.
     next: u64,
 }
 
@@ -72,7 +75,7 @@ impl Arguments for LaneArguments<'_, '_> {
 /// A conversion specification, between its `%` and its letter.
 #[derive(Debug, Default, Clone, Copy)]
 struct Spec {
-    /// In the order of [`FLAGS`].
+    /// Which of [`FLAGS`] are set, in their order.
     flags: [bool; 5],
     width: Option<u32>,
     precision: Option<u32>,
@@ -87,11 +90,11 @@ enum Length {
     Short,
     #[default]
     Int,
-    /// `l`, `ll`, `j`, `z`, `t`: 8 bytes on the systems that CUDA runs on.
+    /// `l`, `ll`, `j`, `z` or `t`: 8 bytes on Linux.
     Long,
 }
 
-/// The text, and how many arguments it took.
+/// Returns the formatted text, and how many arguments it took.
 fn render(format: &[u8], source: &mut dyn Arguments) -> Result<(Vec<u8>, i32), Flow> {
     let mut out = Vec::with_capacity(format.len() + 32);
     let mut count = 0;
@@ -109,7 +112,7 @@ fn render(format: &[u8], source: &mut dyn Arguments) -> Result<(Vec<u8>, i32), F
                 count += 1;
                 convert(&mut out, spec, letter, source)?;
             }
-            // Not a conversion that CUDA knows: printed as it stands.
+            // CUDA does not know this conversion, and prints it as it stands.
             _ => out.extend_from_slice(&start[..start.len() - rest.len()]),
         }
     }
@@ -118,6 +121,7 @@ fn render(format: &[u8], source: &mut dyn Arguments) -> Result<(Vec<u8>, i32), F
 }
 
 impl Spec {
+    /// Parses what follows the `%`; `cursor` then begins with the letter.
     fn parse(
         cursor: &mut &[u8],
         source: &mut dyn Arguments,
@@ -129,7 +133,7 @@ impl Spec {
             *cursor = &cursor[1..];
         }
         if let Some(width) = number(cursor, source, count)? {
-            // A negative `*` is a `-` flag and a width.
+            // A negative width from `*` is the `-` flag and its absolute value.
             spec.flags[0] |= width < 0;
             spec.width = Some(width.unsigned_abs().min(MAX_FIELD));
         }
@@ -156,7 +160,8 @@ impl Spec {
         Ok(spec)
     }
 
-    /// The specification as C reads it, with `letter` and the length that values are passed with.
+    /// Returns the specification as a C format with its NUL; `length` is the modifier of the type
+    /// that is passed.
     fn c_format(&self, length: &str, letter: u8) -> Vec<u8> {
         let mut out = vec![b'%'];
         out.extend(FLAGS.iter().zip(self.flags).filter(|(_, set)| *set).map(|(flag, _)| *flag));
@@ -172,7 +177,7 @@ impl Spec {
     }
 }
 
-/// A number, or `*`: the next argument.
+/// Parses a number, or takes the next argument for `*`; `None` if neither is there.
 fn number(
     cursor: &mut &[u8],
     source: &mut dyn Arguments,
@@ -192,6 +197,7 @@ fn number(
     Ok((digits > 0).then_some(value))
 }
 
+/// Appends one converted value.
 fn convert(
     out: &mut Vec<u8>,
     spec: Spec,
@@ -236,6 +242,7 @@ fn convert(
     Ok(())
 }
 
+/// Appends text, padded to the specification's width.
 fn pad(out: &mut Vec<u8>, text: &[u8], spec: Spec) {
     let gap = (spec.width.unwrap_or(0) as usize).saturating_sub(text.len());
     let (before, after) = if spec.flags[0] { (0, gap) } else { (gap, 0) };
@@ -244,15 +251,16 @@ fn pad(out: &mut Vec<u8>, text: &[u8], spec: Spec) {
     out.resize(out.len() + after, b' ');
 }
 
-/// `format` holds one conversion of a 64-bit integer or pointer, and its NUL.
+/// Appends a value by a format of one conversion of a 64-bit integer or pointer, and a NUL.
 fn print(out: &mut Vec<u8>, format: &[u8], value: u64) {
     append(out, |to, len| {
-        // SAFETY: `to` has room for `len` bytes, and the format's one conversion takes the value.
+        // SAFETY: `append` gives a buffer of `len` bytes, and the format, which ends with a NUL,
+        // has one conversion, which takes a value of this type.
         unsafe { libc::snprintf(to, len, format.as_ptr().cast(), value) }
     });
 }
 
-/// `format` holds one conversion of a double, and its NUL.
+/// Appends a value by a format of one conversion of a double, and a NUL.
 fn print_float(out: &mut Vec<u8>, format: &[u8], value: f64) {
     append(out, |to, len| {
         // SAFETY: as in `print`.
@@ -260,7 +268,8 @@ fn print_float(out: &mut Vec<u8>, format: &[u8], value: f64) {
     });
 }
 
-/// Calls `snprintf` once to learn the length, and once more where it did not fit.
+/// Appends what `snprintf` prints: calls it once, and again with a larger buffer if that was too
+/// small.
 fn append(out: &mut Vec<u8>, snprintf: impl Fn(*mut libc::c_char, usize) -> i32) {
     let mut buffer = [0u8; 128];
     let len = usize::try_from(snprintf(buffer.as_mut_ptr().cast(), buffer.len())).unwrap_or(0);
@@ -278,7 +287,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// Values in order; strings by index + 1.
+    /// Values in order, and strings, whose addresses are their index + 1.
     struct Fixed(VecDeque<u64>, &'static [&'static str]);
 
     impl Arguments for Fixed {

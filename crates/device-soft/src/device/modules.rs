@@ -1,4 +1,4 @@
-//! Modules: from an image's bytes to a program with its variables in memory.
+//! Loads modules: makes a program of an image's bytes, and places its variables in memory.
 
 use super::arena::{Memory, Placed};
 use crate::builtin::asks_for_work;
@@ -13,57 +13,62 @@ use kedge_wire::{List, Text};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Kernels that a client may have numbered in one module.
+/// Most kernels of one module that a client may number.
 const MAX_NUMBERED: usize = 1 << 20;
 
+/// A loaded module.
 pub(super) struct Module {
     pub(super) ctx: CtxId,
     pub(super) program: Arc<Program>,
-    /// Name → place in the program.
+    /// Name → index in the program's kernels.
     kernels: HashMap<String, u32>,
+    /// Name → index in the program's variables.
     globals: HashMap<String, usize>,
-    /// The client's numbers of kernels: each one's place in the program.
+    /// The kernels by the client's numbers: each one's index in the program.
     numbered: Vec<u32>,
-    /// Kernels of it launch grids themselves.
+    /// Whether its kernels launch grids (dynamic parallelism).
     pub(super) nests: bool,
-    /// Where its variables lie; they go with the module.
+    /// Its variables, whose memory is freed with the module.
     variables: Variables,
     /// The variables whose addresses the client knows.
     asked: BTreeSet<String>,
-    /// Why what it leaves in memory means nothing to another kind of device.
+    /// Why the module cannot move to another kind of device: what its code does that leaves forms
+    /// of this device's own in memory.
     pub(super) bound: Option<&'static str>,
 }
 
-/// A variable, where it lies, and whether the client knows that.
+/// A module's variable.
 pub(super) struct PlacedAs<'a> {
     pub(super) name: &'a str,
     pub(super) at: Placed,
+    /// Whether the client knows its address.
     pub(super) asked: bool,
 }
 
-/// What a module had when a checkpoint was taken.
+/// A module's variables as a checkpoint has them.
 pub(super) struct Former {
-    /// Each variable's name and place, and whether the client knew that; the memory is taken
-    /// already.
+    /// Each variable's name, place, and whether the client knows its address. The memory is
+    /// allocated already.
     pub(super) variables: VecDeque<(Text<65536>, Placed, bool)>,
-    /// It was loaded on another kind of device, which places in another order, and does not tell of
-    /// variables that are as the image has them.
+    /// Whether another kind of device had loaded the module: that places variables in another
+    /// order, and lists only those whose content may differ from the image's.
     pub(super) foreign: bool,
 }
 
 impl Former {
-    /// A module of which another kind of device has told nothing.
+    /// Describes a module of which another kind of device has listed no variable.
     pub(super) fn of_another_kind() -> Former {
         Former { variables: VecDeque::new(), foreign: true }
     }
 }
 
 impl Module {
-    /// Loads one image, or links several. With `former`, the variables lie where they lay and keep
-    /// what is there.
+    /// Loads one image, or links several. With `former`, the variables keep their addresses and
+    /// contents.
     ///
     /// # Errors
-    /// What cuModuleLoadData returns, with a message that names the image, the line, the remedy.
+    /// The errors of cuModuleLoadData, with a message that names the image, the line and the
+    /// remedy.
     pub(super) fn load(
         ctx: CtxId,
         device: u32,
@@ -73,7 +78,7 @@ impl Module {
         log: impl Fn(&str),
     ) -> Result<Self, LoadError> {
         let (mut units, bound) = parse_all(images, log)?;
-        if ask_for_grid(&units) {
+        if needs_grid_functions(&units) {
             units.push(parse(GRID)?);
         }
         if let Some(why) = bound.filter(|_| former.as_ref().is_some_and(|former| former.foreign)) {
@@ -99,7 +104,7 @@ impl Module {
         Ok(Self { ctx, program, kernels, globals, numbered, nests, variables, asked, bound })
     }
 
-    /// Name and place of each variable, in the order in which they were placed.
+    /// Iterates over the variables, in the order in which they were placed.
     pub(super) fn variables(&self) -> impl Iterator<Item = PlacedAs<'_>> {
         let names = self.program.globals.iter().map(|global| global.name.as_str());
         names.zip(self.variables.placed.iter().copied()).map(|(name, at)| PlacedAs {
@@ -109,11 +114,12 @@ impl Module {
         })
     }
 
-    /// The kernel of that name, which the client numbers `index`.
+    /// Gives the kernel `name` the client's number `index`, and returns what the client learns of
+    /// it.
     ///
     /// # Errors
-    /// NOT_FOUND for an unknown name; INVALID_VALUE for a number that is neither the next nor this
-    /// kernel's own.
+    /// NOT_FOUND for an unknown name; INVALID_VALUE for a number that is neither the next one nor
+    /// this kernel's own.
     pub(super) fn number(&mut self, index: u32, name: &str) -> Result<KernelInfo, CuError> {
         let place = *self.kernels.get(name).ok_or(CuError::NOT_FOUND)?;
         let info = kernel_info(&self.program.kernels[place as usize])?;
@@ -127,13 +133,16 @@ impl Module {
         Ok(info)
     }
 
-    /// What the client was told of the kernel that it has given a number.
+    /// Returns what the client learned of the kernel that it numbers `index`.
+    ///
+    /// # Errors
+    /// INVALID_HANDLE if the client has given no kernel that number.
     pub(super) fn info(&self, index: u32) -> Result<KernelInfo, CuError> {
         let place = self.launched_by(index).ok_or(CuError::INVALID_HANDLE)?;
         kernel_info(&self.program.kernels[place as usize])
     }
 
-    /// The place in the program of the kernel that the client has given a number.
+    /// Returns the index in the program of the kernel that the client numbers `index`.
     pub(super) fn launched_by(&self, index: u32) -> Option<u32> {
         self.numbered.get(index as usize).copied()
     }
@@ -142,8 +151,10 @@ impl Module {
         self.program.kernels.iter().map(|kernel| kernel.name.clone()).collect()
     }
 
-    /// The variable of that name, which the client knows from now on; NOT_FOUND where there is
-    /// none.
+    /// Returns the variable `name`, whose address the client knows from now on.
+    ///
+    /// # Errors
+    /// NOT_FOUND for an unknown name.
     pub(super) fn global(&mut self, name: &str) -> Result<GlobalInfo, CuError> {
         let place = *self.globals.get(name).ok_or(CuError::NOT_FOUND)?;
         self.asked.insert(name.to_owned());
@@ -162,21 +173,21 @@ fn error(code: CuError, message: String) -> LoadError {
     LoadError { code: code.0, message: Text::truncated(message) }
 }
 
-/// What code may do that leaves a device's own forms in the client's memory, and the word that
-/// tells of it.
+/// Words of PTX that leave forms of a device's own in the client's memory, such as the addresses of
+/// functions, and what they do.
 const BINDING: [(&str, &str); 3] = [
     (".callprototype", "calls functions by pointers"),
     (".calltargets", "calls functions by pointers"),
     ("cp.async.bulk.tensor", "copies by tensor maps"),
 ];
 
-/// Every image as a PTX module, and what binds them to a kind of device. One of several may lack
-/// PTX, if what the others need is not in it: libcudadevrt is such an image, and its functions are
-/// this device's own.
+/// Parses every image, and finds what binds them to this kind of device.
 ///
-/// Where all PTX is for newer GPUs than this device stands for, the oldest is taken: its
-/// instructions are known, or refused by name when a kernel is launched. A GPU would refuse it, but
-/// here that helps nobody.
+/// One of several images may lack PTX if the others need nothing of it: libcudadevrt is such an
+/// image, whose functions this device has itself.
+///
+/// If all PTX is for newer GPUs than this device stands for, the oldest is taken. A GPU would
+/// refuse it; here its instructions are known, or refused by name when a kernel is launched.
 fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Parsed, LoadError> {
     match parse_for(images, Target::Own, &log) {
         Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => {
@@ -189,12 +200,12 @@ fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Parsed, LoadError
     }
 }
 
-/// What PTX is taken of a fatbin.
+/// Which PTX of a fatbin is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     /// The newest that this device's compute capability can run.
     Own,
-    /// The oldest for a later one.
+    /// The oldest, which is for a later one.
     Newer,
 }
 
@@ -219,19 +230,19 @@ fn parse_for(images: &[Vec<u8>], target: Target, log: &impl Fn(&str)) -> Result<
         }
     }
     match lacking {
-        // Of newer PTX all is needed: libcudadevrt, which has nothing else, makes no program of
-        // machine code.
+        // PTX for newer GPUs must be there for every image: otherwise libcudadevrt, which has such
+        // PTX, would make a program of machine code look loadable.
         Some(refusal) if units.is_empty() || target == Target::Newer => Err(refusal),
         _ => Ok((units, bound)),
     }
 }
 
-/// Functions of libcudadevrt that are linked to what calls them.
+/// PTX of the libcudadevrt functions that programs are linked with.
 const GRID: &str = include_str!("grid.ptx");
 
-/// Whether one of these calls [`GRID`]'s functions, and none has them: libcudadevrt's own PTX is
-/// for newer devices.
-fn ask_for_grid(units: &[ast::Module]) -> bool {
+/// Returns whether one of the modules calls [`GRID`]'s functions and none defines them:
+/// libcudadevrt's own PTX is for newer devices.
+fn needs_grid_functions(units: &[ast::Module]) -> bool {
     let own = ["cudaCGGetIntrinsicHandle", "cudaCGSynchronize"];
     let functions = units.iter().flat_map(|unit| &unit.functions);
     let mut named = functions.filter(|function| own.contains(&function.name.as_str())).peekable();
@@ -244,7 +255,7 @@ fn parse(text: &str) -> Result<ast::Module, LoadError> {
     kedge_ptx::parse(text).map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
 }
 
-/// The PTX of an image.
+/// Returns the PTX of an image.
 fn ptx_text(image: &[u8], target: Target) -> Result<String, LoadError> {
     match fatbin::classify(image) {
         fatbin::Kind::Ptx => {
@@ -265,7 +276,7 @@ fn ptx_text(image: &[u8], target: Target) -> Result<String, LoadError> {
             }
         }
         fatbin::Kind::Elf => Err(only_machine_code("the image is a cubin")),
-        fatbin::Kind::NvvmOrLto => Err(error(CuError::NOT_SUPPORTED, COMPILERS_OWN.to_owned())),
+        fatbin::Kind::NvvmOrLto => Err(error(CuError::NOT_SUPPORTED, LTO_REFUSED.to_owned())),
         fatbin::Kind::Unknown => {
             let what = "the image is no fatbin, cubin or PTX text";
             Err(error(CuError::INVALID_IMAGE, what.to_owned()))
@@ -273,7 +284,7 @@ fn ptx_text(image: &[u8], target: Target) -> Result<String, LoadError> {
     }
 }
 
-/// The oldest architecture of which there is PTX.
+/// Returns the oldest architecture that the images have PTX for, as 90 for sm_90.
 fn oldest_ptx(images: &[fatbin::Image<'_>]) -> Option<u32> {
     images.iter().filter(|image| image.kind == ImageKind::Ptx).map(|image| image.sm).min()
 }
@@ -285,9 +296,9 @@ fn no_ptx(images: &[fatbin::Image<'_>]) -> LoadError {
     })
 }
 
-/// Of an image that is in a form between compilers.
-const COMPILERS_OWN: &str = "the image is LTO-IR or NVVM IR, which only NVIDIA's compilers read: \
-                             have nvJitLink link it to PTX or a cubin (-lto), or compile to PTX";
+/// The message for an image in an intermediate form of NVIDIA's compilers.
+const LTO_REFUSED: &str = "the image is LTO-IR or NVVM IR, which only NVIDIA's compilers read: \
+                           have nvJitLink link it to PTX or a cubin (-lto), or compile to PTX";
 
 fn only_machine_code(what: &str) -> LoadError {
     let sm = spec::SM;
@@ -298,19 +309,22 @@ fn only_machine_code(what: &str) -> LoadError {
     error(CuError::NO_BINARY_FOR_GPU, remedy)
 }
 
-/// Places a module's variables, and takes their memory back when the module goes.
+/// Places a module's variables, and frees their memory when the module is unloaded.
 struct Variables {
     memory: Arc<Memory>,
     device: u32,
     placed: Vec<Placed>,
-    /// What is still to be placed where it was.
+    /// At a restart: the checkpoint's variables that are not placed yet.
     former: Option<Former>,
-    /// Why a variable cannot lie where it was.
+    /// The message for a variable that cannot have its old address.
     moved: Option<String>,
 }
 
 impl Variables {
-    /// A variable of a module that was loaded before a checkpoint.
+    /// Places a variable where the checkpoint has it.
+    ///
+    /// # Errors
+    /// INVALID_IMAGE if the checkpoint has no such variable, or another size, device or alignment.
     fn place_again(
         &mut self,
         name: &str,
@@ -343,6 +357,7 @@ impl Variables {
         }
     }
 
+    /// Checks that every variable of the checkpoint has been placed.
     fn check_all_found(&self) -> Result<(), LoadError> {
         match self.former.as_ref().and_then(|former| former.variables.front()) {
             Some((name, ..)) => {
@@ -374,7 +389,7 @@ impl Placement for Variables {
     }
 
     fn keeps_content(&self) -> bool {
-        // Another kind of device tells only of what may have changed.
+        // Another kind of device lists only the variables that may have changed.
         self.former.as_ref().is_some_and(|former| !former.foreign)
     }
 }
@@ -387,7 +402,10 @@ impl Drop for Variables {
     }
 }
 
-/// What the client learns of a kernel; INVALID_IMAGE where that does not fit into a message.
+/// Returns what the client learns of a kernel.
+///
+/// # Errors
+/// INVALID_IMAGE if that does not fit into a message.
 fn kernel_info(kernel: &Kernel) -> Result<KernelInfo, CuError> {
     let params = kernel.params.iter().map(|&(offset, size)| ParamInfo { offset, size });
     Ok(KernelInfo {

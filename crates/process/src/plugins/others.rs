@@ -1,24 +1,26 @@
-//! The other parts of a job, as this one's plugins see them.
+//! The other parts of a joint job, as this part's plugins see them.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A moment that all parts reach together, in the order in which they come.
+/// A point in a checkpoint or a restart that all parts reach before one goes on; in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Of a checkpoint: every part has published the ends of its connections.
+    /// Checkpoint: every part has published the ends of its connections.
     Told,
-    /// Of a checkpoint: what was on its way between parts has arrived.
+    /// Checkpoint: the data in flight between parts has arrived.
     Arrived,
-    /// Of a restart: every part has published where it can be reached.
+    /// Restart: every part has published the addresses at which it can be reached.
     Offered,
-    /// Of a restart: every part's sockets are bound, and connections between parts are there.
+    /// Restart: every part's sockets are bound, and the connections between parts are made.
     Bound,
 }
 
-/// Publish, subscribe and barriers between the parts of one job, for one checkpoint or one restart.
+/// Publish, subscribe and barriers between the parts of a joint job, for one checkpoint or restart.
 ///
-/// Each error says why the parts do not go on together, for people.
+/// # Errors
+/// Every method that returns a `Result` fails once the parts cannot go on together; the text says
+/// why, for people.
 pub trait Others: Send + Sync + Debug {
     /// Returns this part's name.
     fn name(&self) -> String;
@@ -26,18 +28,19 @@ pub trait Others: Send + Sync + Debug {
     /// Returns the names of all parts.
     fn parts(&self) -> Result<Vec<String>, String>;
 
-    /// Publishes `value` under `name` for all parts; false if another part has that name.
+    /// Publishes `value` under `name` for all parts; returns false if another part has published
+    /// that name.
     fn publish(&self, name: &str, value: &[u8]) -> Result<bool, String>;
 
-    /// Returns what is published under `name`, by whichever part.
+    /// Returns the value that a part has published under `name`.
     fn look(&self, name: &str) -> Result<Option<Vec<u8>>, String>;
 
-    /// Waits until every part has reached `stage`; false if they have not within `wait`.
+    /// Waits until every part has reached `stage`; returns false if `wait` ends first.
     fn meet(&self, stage: Stage, wait: Duration) -> Result<bool, String>;
 
-    /// Tells whether the others still go on: an error once one of them has failed.
+    /// Checks that no other part has failed.
     fn still(&self) -> Result<(), String>;
 
-    /// Tells the others why this part cannot go on; so they do not either.
+    /// Tells the other parts why this one cannot go on, so that they stop as well.
     fn fail(&self, why: &str);
 }

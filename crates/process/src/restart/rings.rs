@@ -1,6 +1,7 @@
-//! What a process maps of rings of io_uring, put in its place. The kernel alone chooses where a
-//! ring is mapped (since Linux 6.4, io_uring_get_unmapped_area): so all other places are taken
-//! first.
+//! Maps a process's io_uring rings at the addresses they had.
+//!
+//! Since Linux 6.4 the kernel alone chooses where a ring is mapped (io_uring_get_unmapped_area). So
+//! every other free range is reserved first, and the ring's old address is the only one left.
 
 use super::files::Inherited;
 use crate::inject::{Batch, Parasite};
@@ -10,10 +11,11 @@ use crate::track::Run;
 use crate::{EngineError, Thread};
 use std::fs;
 
-/// Since Linux 6.6. Below, where an ordinary user may map nothing, the kernel would find a place.
+/// Has the kernel look above 4 GiB only (since Linux 6.6). Without it the kernel could choose a
+/// range that an ordinary user may not reserve.
 const MAP_ABOVE4G: i32 = 0x80;
 
-/// The descriptor of the ring that is mapped there, if it is one.
+/// Returns the descriptor of the ring that `saved` maps, or `None` if it maps something else.
 pub(super) fn of(saved: &Saved, inherited: &Inherited) -> Result<Option<u64>, EngineError> {
     let Backing::Description(index) = saved.backing else { return Ok(None) };
     let fd = inherited.description(index)?;
@@ -21,18 +23,22 @@ pub(super) fn of(saved: &Saved, inherited: &Inherited) -> Result<Option<u64>, En
     Ok(link.is_ok_and(|link| link.as_os_str() == "anon_inode:[io_uring]").then_some(fd as u64))
 }
 
-/// Keeps the place of what is mapped later.
+/// Reserves the address range of a mapping that is made later.
 pub(super) fn keep_place(saved: &Saved, batch: &mut Batch<'_>) -> Result<(), EngineError> {
-    take((saved.start, saved.end), libc::MAP_FIXED, batch)
+    reserve((saved.start, saved.end), libc::MAP_FIXED, batch)
 }
 
-fn take((start, end): Run, fixed: i32, batch: &mut Batch<'_>) -> Result<(), EngineError> {
+/// Reserves an address range; `fixed` is MAP_FIXED or MAP_FIXED_NOREPLACE.
+fn reserve((start, end): Run, fixed: i32, batch: &mut Batch<'_>) -> Result<(), EngineError> {
     let flags = fixed | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let arguments = [start, end - start, libc::PROT_NONE as u64, flags as u64, u64::MAX, 0];
     batch.call("keep a place in its memory", libc::SYS_mmap, &arguments)
 }
 
-/// Maps the rings that the process had mapped, when all else is mapped.
+/// Maps the process's rings; everything else must be mapped by then.
+///
+/// # Errors
+/// A system call fails, or the kernel does not choose a ring's old address.
 pub(super) fn map(
     state: &ProcessState,
     inherited: &Inherited,
@@ -45,7 +51,7 @@ pub(super) fn map(
             rings.push((saved, fd));
         }
     }
-    // Older kernels map them where they are told to.
+    // Kernels before 6.4 map a ring where they are told to.
     rings.retain(|(saved, fd)| {
         let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
         let arguments = arguments(saved, saved.start, flags, *fd);
@@ -54,9 +60,9 @@ pub(super) fn map(
     if rings.is_empty() {
         return Ok(());
     }
-    let free = free(thread)?;
+    let free = free_ranges(thread)?;
     let mut batch = parasite.batch(thread);
-    free.iter().try_for_each(|run| take(*run, libc::MAP_FIXED_NOREPLACE, &mut batch))?;
+    free.iter().try_for_each(|run| reserve(*run, libc::MAP_FIXED_NOREPLACE, &mut batch))?;
     batch.run()?;
     drop(batch);
     for (saved, fd) in rings {
@@ -71,11 +77,12 @@ pub(super) fn map(
 
 const WHAT: &str = "map a ring of io_uring";
 
+/// Returns the arguments of the mmap that maps a ring at `place`; 0 lets the kernel choose.
 fn arguments(saved: &Saved, place: u64, flags: u64, fd: u64) -> [u64; 6] {
     [place, saved.len(), saved.protection as u64, flags, fd, saved.offset]
 }
 
-/// Maps one where there is no other place than its own.
+/// Maps one ring, whose own range must be the only free one above 4 GiB.
 fn map_one(
     saved: &Saved,
     fd: u64,
@@ -96,9 +103,9 @@ fn map_one(
     }
 }
 
-/// Where the process has nothing mapped, and could have.
-fn free(thread: &Thread) -> Result<Vec<Run>, EngineError> {
-    /// Nothing is looked for below (MAP_ABOVE4G).
+/// Returns the address ranges above 4 GiB where the process has nothing mapped.
+fn free_ranges(thread: &Thread) -> Result<Vec<Run>, EngineError> {
+    /// The kernel does not look below this ([`MAP_ABOVE4G`]).
     const LOWEST: u64 = 1 << 32;
     let (mut free, mut from) = (Vec::new(), LOWEST);
     for mapping in maps::of(thread.pid())? {

@@ -1,5 +1,5 @@
-//! Programs that need memory of the device: they ask its holder for room, which the cache's daemon
-//! makes.
+//! Answers programs that need device memory: they ask the holder for room, and the cache's daemon
+//! makes it.
 
 use super::memory::Memory;
 use super::words::Words;
@@ -18,31 +18,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So many ask at once; others are refused.
-const ASKING: usize = 32;
-/// For a question to come, and an answer to be sent.
-const PROMPT: Duration = Duration::from_secs(1);
-/// How often it is looked whether there is room.
-const NAP: Duration = Duration::from_millis(10);
-/// Nothing is put for so long after there was room: whoever asked takes it meanwhile.
-const REST: Duration = Duration::from_secs(1);
+/// Most programs that ask at a time; others are refused.
+const MAX_REQUESTS: usize = 32;
+/// How long a request may take to arrive, and an answer to be sent.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval at which a request looks for room.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long the cache puts nothing on the device after a request: the program allocates meanwhile.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// How the name of a socket begins that nobody listens at yet.
+/// The prefix of a socket's name until its holder listens there.
 const NEW: &str = "new-";
 
-/// Who waits for room.
+/// The programs that wait for room.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     waiting: Mutex<Waiting>,
+    /// Requests that are being answered.
     asking: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Bytes that each wants to be free.
+    /// Request number → bytes that it wants to be free.
     wanted: BTreeMap<u64, u64>,
+    /// The number of the next request.
     next: u64,
-    /// When the last one was answered.
+    /// When the last request ended.
     last: Option<Instant>,
 }
 
@@ -51,33 +53,34 @@ impl Rooms {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the bytes of the device that are to be free.
+    /// Returns how many bytes of the device programs want to be free.
     pub(super) fn wanted(&self) -> u64 {
         self.lock().wanted.values().fold(0, |all, bytes| all.saturating_add(*bytes))
     }
 
-    /// Returns whether nothing is put on the device, as others need it.
+    /// Returns whether the cache must put nothing on the device, as programs need it.
     pub(super) fn rest(&self) -> bool {
         let waiting = self.lock();
-        !waiting.wanted.is_empty() || waiting.last.is_some_and(|last| last.elapsed() < REST)
+        !waiting.wanted.is_empty() || waiting.last.is_some_and(|last| last.elapsed() < GRACE)
     }
 
-    fn wait(&self, bytes: u64) -> Waits<'_> {
+    /// Registers a request for `bytes`, until the result is dropped.
+    fn wait(&self, bytes: u64) -> Request<'_> {
         let mut waiting = self.lock();
         let number = waiting.next;
         waiting.next += 1;
         waiting.wanted.insert(number, bytes);
-        Waits { rooms: self, number }
+        Request { rooms: self, number }
     }
 }
 
-/// One that waits, as long as this is there.
-struct Waits<'a> {
+/// A registered request; dropping it ends it.
+struct Request<'a> {
     rooms: &'a Rooms,
     number: u64,
 }
 
-impl Drop for Waits<'_> {
+impl Drop for Request<'_> {
     fn drop(&mut self) {
         let mut waiting = self.rooms.lock();
         waiting.wanted.remove(&self.number);
@@ -85,7 +88,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Where a holder is asked, by whoever may use the device. The socket goes with this.
+/// The path of the socket at which programs ask a holder. Dropping it removes the socket.
 #[derive(Debug)]
 pub(super) struct Door(PathBuf);
 
@@ -95,10 +98,10 @@ impl Drop for Door {
     }
 }
 
-/// Opens a holder's door: `number` is its own, `device` the name of its device.
+/// Opens the socket of holder `number` of the device that `device` names.
 ///
 /// # Errors
-/// If somebody else has the folder, or the system refuses something.
+/// Another user owns the folder, or the system refuses something.
 pub(super) fn open(device: &[u8; 16], number: u64) -> io::Result<(Door, UnixListener)> {
     let folder = rooms_of(rustix::process::geteuid().as_raw());
     match DirBuilder::new().mode(0o755).create(&folder) {
@@ -112,10 +115,10 @@ pub(super) fn open(device: &[u8; 16], number: u64) -> io::Result<(Door, UnixList
     fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
     remove_left(&folder)?;
     let name = format!("{}{number:016x}", room_name(device));
-    // Others would take one for left that nobody listens at yet.
+    // Under its final name, another holder would remove the socket before anybody listens there.
     let mut door = Door(folder.join(format!("{NEW}{name}")));
     let listener = address::listen(&door.0)?;
-    // Programs of all users ask: what they may do with the device, its own files say.
+    // All users may ask; the device's own files say who may use it.
     fs::set_permissions(&door.0, Permissions::from_mode(0o666))?;
     let path = folder.join(name);
     fs::rename(&door.0, &path)?;
@@ -123,7 +126,7 @@ pub(super) fn open(device: &[u8; 16], number: u64) -> io::Result<(Door, UnixList
     Ok((door, listener))
 }
 
-/// Removes sockets of holders that were killed.
+/// Removes the sockets of holders that were killed.
 fn remove_left(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)?.flatten() {
         if entry.file_name().as_bytes().starts_with(NEW.as_bytes()) {
@@ -137,7 +140,7 @@ fn remove_left(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers all who ask for room. `attended` says whether a daemon is there to make it.
+/// Answers all programs that ask for room. `attended` returns whether a daemon is there to make it.
 pub(super) fn attend(
     listener: &UnixListener,
     rooms: &Arc<Rooms>,
@@ -146,12 +149,13 @@ pub(super) fn attend(
     attended: impl Fn() -> bool + Clone + Send + 'static,
 ) {
     for stream in listener.incoming() {
-        // Who came is gone again.
+        // On an error the program has gone.
         let Ok(stream) = stream else { continue };
-        if rooms.asking.fetch_add(1, Ordering::SeqCst) >= ASKING {
+        if rooms.asking.fetch_add(1, Ordering::SeqCst) >= MAX_REQUESTS {
             rooms.asking.fetch_sub(1, Ordering::SeqCst);
-            // The end of the line alone would say that the holder has ended.
-            let _ = Channel::new(OwnedFd::from(stream)).send(&Answer::Full {}, &[], PROMPT);
+            // Without an answer, the program would think that the holder has ended.
+            let _ =
+                Channel::new(OwnedFd::from(stream)).send(&Answer::Full {}, &[], MESSAGE_TIMEOUT);
             continue;
         }
         let (own, memory, attended) = (rooms.clone(), memory.clone(), attended.clone());
@@ -166,12 +170,13 @@ pub(super) fn attend(
             }
         });
         if started.is_err() {
-            // Whoever came sees the end of the line, as if the holder had ended.
+            // The connection ends, as if the holder had.
             rooms.asking.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
 
+/// Answers one program, once there is room or none can be made.
 fn answer(
     stream: UnixStream,
     rooms: &Rooms,
@@ -179,17 +184,17 @@ fn answer(
     attended: impl Fn() -> bool,
 ) -> Result<(), SocketError> {
     let channel = Channel::new(OwnedFd::from(stream));
-    let (Plea::Room { version, bytes }, _) = channel.receive::<Plea>(PROMPT)?;
+    let (Plea::Room { version, bytes }, _) = channel.receive::<Plea>(MESSAGE_TIMEOUT)?;
     let until = Instant::now() + ROOM_LIMIT;
-    let mut waits = None;
+    let mut request = None;
     let answer = loop {
         let Ok(stands) = memory.stands() else { break Answer::Full {} };
         if stands.free >= bytes {
-            if waits.is_some() {
+            if request.is_some() {
                 break Answer::Done {};
             }
-            // It is there again if nothing is put from now on.
-            waits = Some(rooms.wait(bytes));
+            // Look once more: only from now on does the cache put nothing there.
+            request = Some(rooms.wait(bytes));
             continue;
         }
         let possible = version == VERSION
@@ -199,15 +204,15 @@ fn answer(
         if !possible {
             break Answer::Full {};
         }
-        waits.get_or_insert_with(|| rooms.wait(bytes));
-        // It says nothing more, and may end.
-        match channel.receive::<Plea>(NAP) {
+        request.get_or_insert_with(|| rooms.wait(bytes));
+        // The program sends nothing more; the connection ends if it does.
+        match channel.receive::<Plea>(POLL_INTERVAL) {
             Err(SocketError::TimedOut { .. }) => {}
             other => return other.map(drop),
         }
     };
-    // Nothing is put meanwhile: whoever asked has not taken it yet.
-    channel.send(&answer, &[], PROMPT)?;
-    drop(waits);
+    // The request stands until here, so that the cache does not take the room first.
+    channel.send(&answer, &[], MESSAGE_TIMEOUT)?;
+    drop(request);
     Ok(())
 }

@@ -1,24 +1,24 @@
-//! Operations of one place's stream on what another place has.
+//! Operations in a stream of one place on objects or memory of another.
 //!
-//! The stream is held by a gate until the other place has done it, on a stream of the near end's
-//! own. What is copied from one place to another comes to the near end in pieces.
+//! A gate holds the stream until the other place has done the operation, in a helper stream that
+//! the near end made there. A copy between places goes through the near end's memory, in pieces.
 
 use super::Places;
 use super::gates::{Gate, PIECE};
 use super::table::At;
 use kedge_protocol::{Copy3d, CtxId, Message, Place as Side, Post, StreamId, StreamOp};
 
-/// Pieces of one copy between places: 512 GiB of bytes that lie together.
+/// Most pieces of one copy between places: 512 GiB of bytes without gaps.
 const MAX_PIECES: u64 = 1 << 16;
 
-/// What cannot be done as yet, by name.
+/// Operations that are refused, as the job's log names them.
 const RECORD: &str = "recording an event of one place in a stream of another";
 const LAUNCH: &str = "a kernel of one place in a stream of another";
 const NO_CONTEXT: &str = "memory of a place where the program has no context";
 const PIECES: &str = "a copy between places of so many planes or rows";
 const HELD: &str = "a GPU's stream that waits for another place";
 
-/// A place that does something for another one's stream, with a stream of its own for that.
+/// A stream of the near end's own at a place, which does something for another place's stream.
 #[derive(Debug, Clone, Copy)]
 struct Helper {
     at: At,
@@ -26,24 +26,25 @@ struct Helper {
     stream: StreamId,
 }
 
-/// A stream of the client's.
+/// A stream of the client's that a gate holds.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct HeldStream {
     at: At,
     ctx: CtxId,
     stream: StreamId,
+    /// The number of the client's message.
     seq: u64,
 }
 
 impl Places {
-    /// Carries out an operation of a stream of the place `at`.
+    /// Carries out operation `op` of a stream of the place `at`.
     pub(super) fn stream_op(&mut self, at: At, seq: u64, stream: StreamId, op: StreamOp) {
         if self.table.is_of(&op, at) {
             return self.enqueue(at, seq, stream, op);
         }
         let ctx = self.table.context_of(stream);
-        let Some(held) = ctx.map(|ctx| Held { at, ctx, stream, seq }) else {
-            // The place says what is wrong with it.
+        let Some(held) = ctx.map(|ctx| HeldStream { at, ctx, stream, seq }) else {
+            // The place itself reports what is wrong with the stream.
             return self.enqueue(at, seq, stream, op);
         };
         if let Err(what) = self.cross(held, op) {
@@ -51,7 +52,8 @@ impl Places {
         }
     }
 
-    fn cross(&mut self, held: Held, op: StreamOp) -> Result<(), &'static str> {
+    /// Carries out an operation that concerns another place.
+    fn cross(&mut self, held: HeldStream, op: StreamOp) -> Result<(), &'static str> {
         match (&op, self.table.about(&op)) {
             (StreamOp::Launch { .. }, _) => Err(LAUNCH),
             (StreamOp::EventRecord { .. }, _) => Err(RECORD),
@@ -59,12 +61,13 @@ impl Places {
             (StreamOp::Copy { copy }, [Some(from), Some(to)]) if from != to => {
                 self.copy_between(held, [from, to], *copy)
             }
-            (_, [Some(other), _] | [None, Some(other)]) => self.have_done(held, other, op),
+            (_, [Some(other), _] | [None, Some(other)]) => self.delegate(held, other, op),
             (_, [None, None]) => Ok(()),
         }
     }
 
-    /// Returns a stream of the near end's own at a place, in a context of what `op` names there.
+    /// Returns a helper stream at a place, in the context of the object or memory that `op` names
+    /// there; makes it if none is free.
     fn helper(&mut self, at: At, seq: u64, op: &StreamOp) -> Result<Helper, &'static str> {
         let ctx = self.table.context_for(op, at).ok_or(NO_CONTEXT)?;
         let (stream, new) = self.hub.gates().stream(at, ctx);
@@ -75,23 +78,24 @@ impl Places {
         Ok(Helper { at, ctx, stream })
     }
 
-    /// Returns an error where a stream of any of these places cannot be held.
+    /// Checks that streams of all these places can be held.
     fn can_hold(&self, places: &[At]) -> Result<(), &'static str> {
         let holds = |at: &At| self.places.get(*at).is_some_and(|place| place.holds);
         if places.iter().all(holds) { Ok(()) } else { Err(HELD) }
     }
 
+    /// Returns a new token for a gate.
     fn token(&self) -> u64 {
         self.hub.gates().token()
     }
 
-    /// Takes gates that are about to be enqueued: all of them, before the first can be called.
+    /// Registers gates. All of them must be, before the first is enqueued and so can be called.
     fn add<const N: usize>(&self, gates: [(u64, Gate); N]) {
         let mut all = self.hub.gates();
         gates.into_iter().for_each(|(token, gate)| all.add(token, gate));
     }
 
-    /// Enqueues what a helper does between two gates.
+    /// Enqueues a helper's operation between two gates.
     fn help(&mut self, helper: Helper, seq: u64, between: [u64; 2], op: StreamOp) {
         let Helper { at, stream, .. } = helper;
         let [before, behind] = between;
@@ -100,8 +104,8 @@ impl Places {
         self.enqueue(at, seq, stream, StreamOp::HostFn { token: behind });
     }
 
-    /// Holds a stream until an event of another place, as it was recorded last, is over.
-    fn wait_for(&mut self, held: Held, from: At, op: StreamOp) -> Result<(), &'static str> {
+    /// Holds a stream until the latest record of another place's event is reached.
+    fn wait_for(&mut self, held: HeldStream, from: At, op: StreamOp) -> Result<(), &'static str> {
         self.can_hold(&[held.at])?;
         let helper = self.helper(from, held.seq, &op)?;
         let (holds, over) = (self.token(), self.token());
@@ -114,8 +118,8 @@ impl Places {
         Ok(())
     }
 
-    /// Has another place carry an operation out, and holds the stream until it is over.
-    fn have_done(&mut self, held: Held, other: At, op: StreamOp) -> Result<(), &'static str> {
+    /// Delegates an operation to another place, and holds the stream until it is over.
+    fn delegate(&mut self, held: HeldStream, other: At, op: StreamOp) -> Result<(), &'static str> {
         self.can_hold(&[held.at, other])?;
         let helper = self.helper(other, held.seq, &op)?;
         let Helper { at, ctx, stream } = helper;
@@ -131,10 +135,10 @@ impl Places {
         Ok(())
     }
 
-    /// Copies from one place to another, piece by piece, and holds the stream meanwhile.
+    /// Copies from one place to another in pieces, and holds the stream meanwhile.
     fn copy_between(
         &mut self,
-        held: Held,
+        held: HeldStream,
         [from, to]: [At; 2],
         copy: Copy3d,
     ) -> Result<(), &'static str> {
@@ -169,7 +173,7 @@ impl Places {
             let landed = if index < last { landed } else { landed.ends(target.stream) };
             let waits = Gate::closed(target.at, target.ctx).of(name);
             self.add([(lands, waits), (there, gone), (over, landed)]);
-            let [out, home] = by_the_near_end(&piece, addr);
+            let [out, home] = through_near_end(&piece, addr);
             self.help(source, seq, [begins, there], out);
             self.help(target, seq, [lands, over], home);
             begins = next;
@@ -179,8 +183,9 @@ impl Places {
     }
 }
 
-/// Returns a copy as one to the near end, where its bytes lie together, and one from there.
-fn by_the_near_end(copy: &Copy3d, addr: u64) -> [StreamOp; 2] {
+/// Splits a copy into one to `addr` at the near end, where its bytes lie without gaps, and one from
+/// there.
+fn through_near_end(copy: &Copy3d, addr: u64) -> [StreamOp; 2] {
     let shape = copy.shape();
     let near = Side::Client { addr, pitch: 0, slice: 0 }.packed(shape);
     [(copy.src, near), (near, copy.dst)]
@@ -198,7 +203,7 @@ mod tests {
         let side = |addr| Side::Mapped { addr, pitch: 16, slice: 256 };
         let copy = Copy3d::new(side(4096), side(8192), shape);
         let [StreamOp::Copy { copy: out }, StreamOp::Copy { copy: home }] =
-            by_the_near_end(&copy, 1 << 62)
+            through_near_end(&copy, 1 << 62)
         else {
             panic!("copies");
         };

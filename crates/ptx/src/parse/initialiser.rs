@@ -1,12 +1,12 @@
-//! Initialisers of variables: constants, nested braces and addresses.
+//! Parses the initialisers of variables: constants, nested braces and addresses.
 
 use super::number::Number;
 use super::{MAX_INITIALISED, Parser, Result};
 use crate::ast::{Relocation, Type, Variable};
 use crate::lexer::Token;
 
-/// The part of a variable that one brace fills: bytes from `at` to `end`, made of elements that
-/// have the shape of the dimensions from `level` on.
+/// The part of a variable that one pair of braces fills: the bytes from `at` to `end`. Its elements
+/// have the dimensions from `level` on.
 #[derive(Debug, Clone, Copy)]
 struct Region {
     at: u64,
@@ -15,7 +15,8 @@ struct Region {
 }
 
 impl<'a> Parser<'a> {
-    /// The initialiser after `=`. An array without a first dimension gets it from here.
+    /// Parses the initialiser after `=`, which also sets the first dimension of an array without
+    /// one.
     pub(super) fn initialiser(&mut self, variable: &mut Variable) -> Result<()> {
         let unsized_array = variable.dims.first() == Some(&0);
         let mut shape = variable.dims.clone();
@@ -34,7 +35,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `{ a, { b, c }, … }`; inner braces may be left out, as in C. Returns where it ended.
+    /// Parses `{ a, { b, c }, … }`, and returns the offset of its end. Inner braces may be left
+    /// out, as in C.
     fn braces(&mut self, variable: &mut Variable, shape: &[u64], region: Region) -> Result<u64> {
         self.expect(b'{')?;
         let inner = shape.get(region.level + 1..).unwrap_or_default();
@@ -60,7 +62,7 @@ impl<'a> Parser<'a> {
         Ok(at)
     }
 
-    /// One element at a byte offset.
+    /// Parses one element at byte offset `at`.
     fn scalar(&mut self, variable: &mut Variable, at: u64) -> Result<()> {
         let size = variable.ty.size();
         if let Token::Ident(name) = self.token
@@ -80,7 +82,8 @@ impl<'a> Parser<'a> {
         self.store(variable, at, &bytes[..size as usize])
     }
 
-    /// `sym`, `sym+8`, `generic(sym)+8`.
+    /// Parses `sym`, `sym+8` or `generic(sym)+8`, an address at byte `offset` that takes `size`
+    /// bytes.
     fn symbol_address(&mut self, offset: u64, size: u32) -> Result<Relocation> {
         let line = self.line;
         let mut symbol = self.identifier("a symbol")?;
@@ -96,7 +99,7 @@ impl<'a> Parser<'a> {
         Ok(Relocation { offset, size, shift: 0, symbol: symbol.to_owned(), addend, generic })
     }
 
-    /// `+8`, `-8` or nothing.
+    /// Parses `+8`, `-8` or nothing.
     pub(super) fn addend(&mut self) -> Result<i64> {
         match self.token {
             // The expression reads the sign itself.
@@ -105,7 +108,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `0xFF00(sym)`: the bytes of the address that the mask selects.
+    /// Parses the rest of `0xFF00(sym)`: the bytes of an address that the mask selects.
     fn masked_address(&mut self, mask: Number, at: u64) -> Result<Relocation> {
         let Number::Int { bits: mask, .. } = mask else {
             return Err(self.error("expected an integer mask before this"));
@@ -124,6 +127,7 @@ impl<'a> Parser<'a> {
         Ok(relocation)
     }
 
+    /// Stores zeros, and notes the relocation that fills them.
     fn relocate(&mut self, variable: &mut Variable, relocation: Relocation) -> Result<()> {
         let size = variable.ty.size();
         if relocation.size > size
@@ -136,6 +140,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    /// Stores an element's bytes at offset `at`.
     fn store(&mut self, variable: &mut Variable, at: u64, bytes: &[u8]) -> Result<()> {
         let end = at + bytes.len() as u64;
         let grown = end.saturating_sub(variable.init.len() as u64);
@@ -143,22 +148,23 @@ impl<'a> Parser<'a> {
         if self.initialised > MAX_INITIALISED {
             return Err(self.error("initialisers above 1 GiB"));
         }
-        // Elements come in order of their offsets: zeros up to this one, then its bytes.
+        // Elements come in the order of their offsets; gaps are zeros.
         variable.init.resize(at as usize, 0);
         variable.init.extend_from_slice(bytes);
         Ok(())
     }
 }
 
-/// Bytes of an element of the given shape.
+/// Returns the bytes of an element of the given shape.
 fn stride(ty: Type, shape: &[u64]) -> u64 {
     shape.iter().fold(u64::from(ty.size()), |size, dim| size.saturating_mul(*dim))
 }
 
-/// A constant's bytes as a type stores them, low bytes first.
+/// Returns a constant's bytes as a variable of type `ty` stores them, low bytes first; `None` if
+/// the type cannot hold it.
 fn encode(value: Number, ty: Type) -> Option<[u8; 16]> {
     let bits = match (ty, value) {
-        // Bits as given, so that a NaN keeps its payload.
+        // The bits as given: a NaN keeps its payload.
         (Type::F32 | Type::Tf32 | Type::B32, Number::F32(bits)) => u128::from(bits),
         (Type::F64 | Type::B64, Number::F64(bits)) => u128::from(bits),
         (Type::F32 | Type::Tf32, _) => u128::from((to_f64(value) as f32).to_bits()),

@@ -1,4 +1,4 @@
-//! Waiting for and writing values in memory, in stream order.
+//! Stream memory operations: wait for and write values in memory, in stream order.
 
 use super::{Stream, submit};
 use crate::graph::Payload;
@@ -15,7 +15,10 @@ use kedge_protocol::StreamOp;
 /// The most operations of one batch.
 const MAX_BATCH: u32 = 256;
 
-/// The stream operation of one member of a batch; None where nothing needs doing.
+/// Converts one operation of a batch; `None` if nothing needs doing.
+///
+/// # Errors
+/// INVALID_VALUE for a misaligned address or wrong flags, NOT_SUPPORTED for another operation.
 pub(crate) fn mem_op(params: &CUstreamBatchMemOpParams) -> Result<Option<StreamOp>, CuError> {
     let &CUstreamBatchMemOpParams { operation, address: addr, value, value_flags, .. } = params;
     let (wide, wait) = match operation {
@@ -23,7 +26,7 @@ pub(crate) fn mem_op(params: &CUstreamBatchMemOpParams) -> Result<Option<StreamO
         CU_STREAM_MEM_OP_WAIT_VALUE_64 => (true, true),
         CU_STREAM_MEM_OP_WRITE_VALUE_32 => (false, false),
         CU_STREAM_MEM_OP_WRITE_VALUE_64 => (true, false),
-        // Every operation of a stream sees what those before it wrote.
+        // A stream's operations see what earlier ones wrote, so a barrier is implied.
         CU_STREAM_MEM_OP_BARRIER | CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => return Ok(None),
         _ => {
             return Err(entry::not_supported("a stream memory operation other than wait or write"));
@@ -49,11 +52,15 @@ pub(crate) fn mem_op(params: &CUstreamBatchMemOpParams) -> Result<Option<StreamO
     Ok(Some(StreamOp::WaitValue { addr, value, wide, mode }))
 }
 
-/// Checks a whole batch and gives its operations in order.
+/// Converts a whole batch, in order.
+///
+/// # Errors
+/// Those of [`mem_op`] for the first wrong operation.
 pub(crate) fn mem_ops(batch: &[CUstreamBatchMemOpParams]) -> Result<Vec<StreamOp>, CuError> {
     batch.iter().filter_map(|params| mem_op(params).transpose()).collect()
 }
 
+/// Posts a batch to a stream, or captures it into a graph.
 fn run(stream: CUstream, batch: &[CUstreamBatchMemOpParams]) -> Result<(), CuError> {
     let ops = mem_ops(batch)?;
     submit(
@@ -63,6 +70,7 @@ fn run(stream: CUstream, batch: &[CUstreamBatchMemOpParams]) -> Result<(), CuErr
     )
 }
 
+/// Runs a batch of one operation.
 fn one(
     stream: CUstream,
     operation: u32,
@@ -76,7 +84,10 @@ fn one(
     run(stream, &[params])
 }
 
-/// Copies a program's array of operations. INVALID_VALUE for NULL or more than CUDA allows.
+/// Copies a program's array of operations.
+///
+/// # Errors
+/// INVALID_VALUE for NULL, or more than [`MAX_BATCH`] operations.
 ///
 /// # Safety
 /// `batch` is NULL or points to `count` operations.
@@ -125,7 +136,7 @@ pub(crate) unsafe fn cuStreamBatchMemOp(
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the caller's promise is read_batch's.
+    // SAFETY: CUDA's contract is that `batch` is NULL or points to `count` operations.
     run(stream, &unsafe { read_batch(batch, count) }?)
 }
 
@@ -135,7 +146,7 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(
     batch: *const CUstreamBatchMemOpParams,
     flags: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is cuStreamBatchMemOp's.
+    // SAFETY: the contract of cuStreamBatchMemOp is the same.
     unsafe { cuStreamBatchMemOp(stream, count, batch, flags) }
 }
 

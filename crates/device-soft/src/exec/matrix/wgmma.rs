@@ -1,8 +1,8 @@
-//! `wgmma`: products of a warpgroup, with B, and A if not in registers, in shared memory.
+//! `wgmma`: matrix products of a warpgroup. B lies in shared memory, A there or in registers.
 //!
-//! Each warp computes its own 16 of the 64 rows, at once: a product is complete when its
-//! instruction is. A group is complete when all four warps have come by, so that `wgmma.wait_group`
-//! is where they meet: one of them may tell the others that the shared memory is free.
+//! Each warp computes its own 16 of the 64 rows when it executes the instruction, so that nothing
+//! is asynchronous. But one warp may tell the others, after `wgmma.wait_group`, that the shared
+//! memory is free: the four warps of a warpgroup therefore wait for each other there.
 
 use super::mma::register_type;
 use super::tile::{self, Number, stored_k};
@@ -19,18 +19,18 @@ use crate::spec::WARP;
 use kedge_ptx::ast::{Operand, Type};
 use std::marker::PhantomData;
 
-/// A warp's rows, and the columns that are computed at a time.
+/// Rows that one warp computes, and columns that it computes in one step.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 
-/// What the instruction says besides its [`Params`], whose shape is that of one step.
+/// The instruction's modifiers that [`Params`] lacks; the shape there is that of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Form {
-    /// Columns of the product, in steps.
+    /// Columns of the product, in steps of [`COLUMNS`].
     steps: usize,
     a_in_registers: bool,
     negate: bool,
-    /// M-major A, N-major B.
+    /// Whether A is M-major, and B N-major.
     transposed: [bool; 2],
 }
 
@@ -57,20 +57,24 @@ impl Form {
 /// A matrix in shared memory (PTX ISA, "Matrix Descriptor" and "Strides" of wgmma).
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
+    /// Address of the first element in shared memory.
     start: u64,
+    /// Leading dimension byte offset.
     leading: u64,
+    /// Stride dimension byte offset.
     stride: u64,
-    /// Which 128-byte line of a swizzle's pattern the matrix begins at.
+    /// The 128-byte line of the swizzle's pattern at which the matrix begins.
     base: u64,
-    /// Bytes in which chunks change places; 16: they do not.
+    /// Bytes of the swizzle's pattern; 16 for none.
     span: u64,
-    /// Consecutive elements are of one column of k, instead of one row.
+    /// Whether consecutive elements are of one column of k, and not of one row.
     transposed: bool,
     /// Bytes of an element.
     size: u64,
 }
 
 impl Matrix {
+    /// Decodes a descriptor; `size` is an element's bytes.
     fn new(descriptor: u64, transposed: bool, size: u64) -> Matrix {
         let field = |at: u32| (descriptor >> at & 0x3FFF) << 4;
         Matrix {
@@ -84,7 +88,8 @@ impl Matrix {
         }
     }
 
-    /// The place of the element in row `mn` (of A, or of B's transpose) and column `k`.
+    /// Returns the shared memory address of the element in row `mn` (of A, or of B's transpose) and
+    /// column `k`.
     fn place(&self, mn: u64, k: u64) -> u64 {
         let (swizzled, chunks) = (self.span > 16, self.span / 16);
         let offset = if self.transposed {
@@ -110,7 +115,10 @@ impl Matrix {
         addr ^ line << 4
     }
 
-    /// The word that holds the element, at its lowest bits. Err: the address, where there is none.
+    /// Reads an element into the lowest bits of a word.
+    ///
+    /// # Errors
+    /// The element's address, if that is beyond the block's shared memory.
     fn word(&self, warp: &Warp, mn: u64, k: u64) -> Result<u32, u64> {
         let addr = self.place(mn, k);
         if addr + self.size > warp.shared_len {
@@ -118,18 +126,20 @@ impl Matrix {
         }
         let from = warp.shared.wrapping_add(addr as usize);
         let mut word = [0; 4];
-        // SAFETY: the block's shared memory has that many bytes.
+        // SAFETY: the bytes end within the block's shared memory, which is checked above, and
+        // `size` is 4 at most (`stored_bytes`).
         unsafe { std::ptr::copy_nonoverlapping(from, word.as_mut_ptr(), self.size as usize) };
         Ok(u32::from_le_bytes(word))
     }
 }
 
-/// Bytes of an element in shared memory; bits come 32 to a word.
+/// Returns the bytes that an element takes in shared memory, 4 at most; single bits come 32 to a
+/// word.
 fn stored_bytes(element: Element) -> u64 {
     u64::from(element.bits().div_ceil(8)).max(if element == Element::B1 { 4 } else { 1 })
 }
 
-/// Computed in T. The operand list is d, a, b, scale-d, and d again.
+/// The operation, computed in `T`. Its operands are d, a, b, scale-d, and d again.
 struct Wgmma<T>(PhantomData<T>);
 
 impl<T: Number> Op for Wgmma<T> {
@@ -138,7 +148,7 @@ impl<T: Number> Op for Wgmma<T> {
         if let Err(flow) = warp.converge(inst, mask) {
             return flow;
         }
-        // SAFETY: the operands are as the selector listed them.
+        // SAFETY: `select` lists the operands of every `Wgmma` in this order.
         match unsafe { multiply::<T>(warp, inst, mask) } {
             Ok(()) => Flow::Next,
             Err(addr) => {
@@ -151,6 +161,8 @@ impl<T: Number> Op for Wgmma<T> {
     }
 }
 
+/// Computes a warp's rows of the product; the error is an address beyond shared memory.
+///
 /// # Safety
 /// `inst` has the operands of [`Wgmma`].
 #[inline(always)]
@@ -160,7 +172,7 @@ unsafe fn multiply<T: Number>(warp: &mut Warp, inst: &Inst, mask: u32) -> Result
     let each = ROWS * COLUMNS / WARP / params.d.per_register();
     let (d_len, a_len) = (form.steps * each, if form.a_in_registers { 4 } else { 1 });
     let lane = mask.trailing_zeros() as usize % WARP;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller promises these operands, and `d_len` and `a_len` are their lengths.
     unsafe {
         let slots = slots(warp, inst, 2 * d_len + a_len + 2);
         let (d, rest) = slots.split_at(d_len);
@@ -195,7 +207,8 @@ unsafe fn multiply<T: Number>(warp: &mut Warp, inst: &Inst, mask: u32) -> Result
     Ok(())
 }
 
-/// `count` elements of a matrix in shared memory; `place` gives the (row, k) of each.
+/// Reads `count` elements of a matrix in shared memory; `place` gives the (row, k) of each. The
+/// error is an address beyond shared memory.
 #[inline(always)]
 fn read<T: Number, const N: usize>(
     warp: &Warp,
@@ -212,7 +225,7 @@ fn read<T: Number, const N: usize>(
     Ok(out)
 }
 
-/// Whether the hardware multiplies these; k follows from the types.
+/// Returns whether hardware has a product of these types; they determine k.
 fn exists(params: &Params, k: usize) -> bool {
     use Element::{B1, Bf16, E4m3, E5m2, F16, F32, S8, S32, Tf32, U8};
     match (params.a, params.b) {
@@ -226,8 +239,8 @@ fn exists(params: &Params, k: usize) -> bool {
     }
 }
 
-/// `wgmma.mma_async.sync.aligned.shape{.satfinite}.dtype.atype.btype{.and.popc} d, a, b, scale-d
-/// {, negations}{, transpositions}`, and what waits for it.
+/// Selects `wgmma.mma_async.sync.aligned.shape{.satfinite}.dtype.atype.btype{.and.popc} d, a, b,
+/// scale-d {, negations}{, transpositions}`, `wgmma.fence`, `.commit_group` and `.wait_group`.
 pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     match query.part(1) {
         "fence" | "commit_group" => return Some(Selected::scalar::<Nop>([])),
@@ -287,7 +300,7 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     Some(selected.imm(params.encode()).aux(form.encode()))
 }
 
-/// The constants after scale-d.
+/// Returns the constants after scale-d; `None` if one operand there is no constant.
 fn flags(query: &Query<'_>) -> Option<Vec<i64>> {
     let after = query.instruction.operands.get(4..)?;
     let constant = |operand: &Operand| match operand {

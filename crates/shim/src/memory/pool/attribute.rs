@@ -1,4 +1,4 @@
-//! A pool's attributes, and which devices may use its memory.
+//! The attributes of memory pools, and the devices that may access their memory.
 
 use super::super::{give, read};
 use super::{Pool, by_handle};
@@ -14,18 +14,18 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(
     value: *mut c_void,
 ) -> Result<(), CuError> {
     let pool = by_handle(pool)?;
-    // SAFETY: as the caller promised, of the attribute's type.
+    // SAFETY: the caller passes NULL or a value of the attribute's type; this is for 64-bit ones.
     let word = |value: *mut c_void| unsafe { read(value.cast::<u64>()) };
     match attribute {
         CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
         | CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
         | CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
-            // SAFETY: as the caller promised, of the attribute's type.
+            // SAFETY: the caller passes NULL or a value of the attribute's type, here a C int.
             let given = unsafe { read(value.cast::<u32>())? };
             pool.state().reuse[attribute as usize - 1] = given;
         }
         CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => pool.state().release_threshold = word(value)?,
-        // The high watermarks can only be set back.
+        // A high watermark can be reset to 0 alone, which makes it the current value.
         CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH | CU_MEMPOOL_ATTR_USED_MEM_HIGH if word(value)? != 0 => {
             return Err(CuError::INVALID_VALUE);
         }
@@ -71,15 +71,16 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(
                 CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES | CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED => 0,
                 _ => return Err(CuError::INVALID_VALUE),
             };
-            // SAFETY: as the caller promised, of the attribute's type.
+            // SAFETY: the caller passes NULL or room for the attribute's type, here a C int.
             return unsafe { give(value.cast::<u32>(), narrow) };
         }
     };
-    // SAFETY: as the caller promised, of the attribute's type.
+    // SAFETY: the caller passes NULL or room for the attribute's type, here a 64-bit one.
     unsafe { give(value.cast::<u64>(), wide) }
 }
 
-/// What the program's last synchronisation would have released is released before it is counted.
+/// Releases idle memory above the pool's threshold, as a synchronisation of the program would have
+/// done on a real device, so that it is not counted.
 fn release_idle(pool: &Pool) -> Result<(), CuError> {
     let keep = pool.state().release_threshold;
     pool.trim(keep).map(|_| ())
@@ -92,7 +93,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
 ) -> Result<(), CuError> {
     let pool = by_handle(pool)?;
     for index in 0..count {
-        // SAFETY: the array has `count` elements, the caller promises.
+        // SAFETY: the caller passes an array of `count` elements, and `index` is below that.
         let desc = unsafe { read(map.wrapping_add(index))? };
         let device = desc.location.id;
         let known = matches!(
@@ -117,7 +118,7 @@ pub(crate) unsafe fn cuMemPoolGetAccess(
     location: *const CUmemLocation,
 ) -> Result<(), CuError> {
     let pool = by_handle(pool)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: the caller passes NULL or a valid location.
     let at = unsafe { read(location)? };
     if at.type_ != CU_MEM_LOCATION_TYPE_DEVICE {
         return Err(CuError::INVALID_VALUE);
@@ -127,6 +128,6 @@ pub(crate) unsafe fn cuMemPoolGetAccess(
         Some(&given) => given,
         None => CU_MEM_ACCESS_FLAGS_PROT_NONE,
     };
-    // SAFETY: as the caller promised.
+    // SAFETY: the caller passes NULL or room for the flags.
     unsafe { give(flags, access) }
 }
