@@ -352,6 +352,7 @@ pub(crate) fn as_an_ordinary_user() {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
     command.env("TMPDIR", &folder.0).env("XDG_STATE_HOME", folder.0.join("state"));
+    command.env(kedge_left_out::BY_ROOT_TOO, "1");
     let status = command.current_dir(&folder.0).status().unwrap();
     assert!(status.success(), "as an ordinary user");
 }
