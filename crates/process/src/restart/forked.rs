@@ -4,15 +4,15 @@
 //! process whose memory others have as well gets it before they are made, and each of them keeps
 //! what comes from the same place of the image.
 
-use super::{Plan, memory, standby};
+use super::Plan;
+use super::places::{Parts, Place, Places, ZEROS, clip, equal, push};
 use crate::EngineError;
 use crate::lineage::Step;
 use crate::state::{Backing, ProcessState, Saved};
 use crate::track::{Run, common, without};
-use kedge_image::{Codec, Layers, Source};
+use kedge_image::Source;
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
 /// What a process has of the memory of others while it makes them, and of the one that makes it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -67,6 +67,20 @@ impl Kept {
     pub(super) fn lent(&self) -> impl Iterator<Item = (pid_t, Vec<Run>)> {
         let missing = self.lent.iter().map(|(pid, runs)| (*pid, without(runs, &self.same)));
         missing.filter(|(_, runs)| !runs.is_empty())
+    }
+
+    /// What a process keeps of what it has itself, in mappings that it has in part: `there` are
+    /// those that it is to have, each with that part. `had` and `has` tell where the memory comes
+    /// from that it has and that it is to have.
+    pub(super) fn of_itself(there: &[(&Saved, Run)], (had, has): (&Parts, &Parts)) -> Kept {
+        let runs: Vec<Run> = there.iter().map(|(_, part)| *part).collect();
+        let mut kept = keep(&runs, has, had);
+        let keeps = there.iter().filter(|(_, part)| kept.mappings.contains(&part.0));
+        let keeps: Vec<&(&Saved, Run)> = keeps.collect();
+        let grown = keeps.iter().filter(|(own, part)| run(own) != *part);
+        kept.grown = grown.map(|(own, part)| (own.start, *part)).collect();
+        kept.mappings = keeps.iter().map(|(own, _)| own.start).collect();
+        kept
     }
 
     /// Leaves in `sources` what the process gets itself before it makes others.
@@ -135,33 +149,9 @@ impl Forked {
         Ok(forked)
     }
 
-    /// What processes keep of what they had when they were as `before`, which is all that each of
-    /// them has so far, where `had` and `has` tell where their memory comes from.
-    pub(super) fn of_itself(
-        before: &[ProcessState],
-        next: &[ProcessState],
-        (had, has): (&Places, &Places),
-    ) -> Forked {
-        let mut forked = Forked::default();
-        for (old, new) in before.iter().zip(next) {
-            let pid = new.ids.pid;
-            let (Some(had), Some(has)) = (had.parts.get(&pid), has.parts.get(&pid)) else {
-                continue;
-            };
-            let there =
-                new.mappings.iter().filter_map(|own| Some((own, part_of(old, (own, new))?)));
-            let there: Vec<(&Saved, Run)> = there.collect();
-            let runs: Vec<Run> = there.iter().map(|(_, run)| *run).collect();
-            let mut kept = keep(&runs, has, had);
-            let keeps = there.iter().filter(|(_, run)| kept.mappings.contains(&run.0));
-            let keeps: Vec<&(&Saved, Run)> = keeps.collect();
-            let grown = keeps.iter().filter(|(own, there)| run(own) != *there);
-            kept.grown = grown.map(|(own, there)| (own.start, *there)).collect();
-            kept.mappings = keeps.iter().map(|(own, _)| own.start).collect();
-            forked.sharing.insert(pid);
-            forked.kept.insert(pid, kept);
-        }
-        forked
+    /// Of processes each of which keeps what it has itself.
+    pub(super) fn of_kept(kept: BTreeMap<pid_t, Kept>) -> Forked {
+        Forked { sharing: kept.keys().copied().collect(), kept, ..Forked::default() }
     }
 
     /// Finds what is kept by processes made in that `order`, by those `makers`.
@@ -361,22 +351,8 @@ fn parts_of<'a>(
     are_one.then_some(parts)
 }
 
-/// What an older state of a process has of one of its mappings: the largest part that is like it.
-fn part_of(old: &ProcessState, (own, new): (&Saved, &ProcessState)) -> Option<Run> {
-    if !standby::is_early(own) {
-        return None;
-    }
-    let from = old.mappings.partition_point(|theirs| theirs.end <= own.start);
-    let count = old.mappings[from..].partition_point(|theirs| theirs.start < own.end);
-    let alike = old.mappings[from..from + count]
-        .iter()
-        .filter(|theirs| standby::is_early(theirs) && are_alike((own, new), (theirs, old)));
-    let parts = alike.map(|theirs| (theirs.start.max(own.start), theirs.end.min(own.end)));
-    parts.max_by_key(|(start, end)| end - start)
-}
-
 /// Whether a part of `theirs` could have been made as `own`, all but its protection.
-fn are_alike(
+pub(super) fn are_alike(
     (own, state): (&Saved, &ProcessState),
     (theirs, maker): (&Saved, &ProcessState),
 ) -> bool {
@@ -398,75 +374,6 @@ fn are_alike(
         }
         (Backing::Description(a), Backing::Description(b)) => offset && a == b,
         _ => false,
-    }
-}
-
-/// A place of an image: a file by its number, and an offset in it.
-type Place = (usize, u64);
-
-const ZEROS: Place = (usize::MAX, 0);
-
-/// Memory and where it comes from, in order.
-type Parts = Vec<(Run, Place)>;
-
-/// Where the memory of processes comes from.
-#[derive(Debug, Default)]
-pub(super) struct Places {
-    files: BTreeMap<PathBuf, usize>,
-    /// By processes.
-    parts: BTreeMap<pid_t, Parts>,
-}
-
-impl Places {
-    /// Reads where all of a process's memory comes from that is not as its mappings have it anyway.
-    fn read(&mut self, plan: &Plan, state: &ProcessState) -> Result<(), EngineError> {
-        let (layers, sources) = plan.memory(state)?;
-        self.add(state, &layers, sources);
-        Ok(())
-    }
-
-    /// Where the memory of processes comes from in `plan`, as far as it is made before the last
-    /// image is there. A place has one number there and here.
-    pub(super) fn next(&self, plan: &Plan) -> Result<Places, EngineError> {
-        let mut next = Places { files: self.files.clone(), parts: BTreeMap::new() };
-        for state in &plan.processes {
-            let layers = plan.layers(state)?;
-            next.add(state, &layers, memory::early_sources(state, &layers));
-        }
-        Ok(next)
-    }
-
-    fn add(&mut self, state: &ProcessState, layers: &Layers, sources: Vec<Source>) {
-        let mut all = Parts::new();
-        for source in sources {
-            let next = self.files.len();
-            let path = layers.file(source.layer).path();
-            let place = match source.extent.codec {
-                Codec::Zero => ZEROS,
-                _ => (*self.files.entry(path.to_owned()).or_insert(next), source.extent.offset),
-            };
-            all.extend(source.parts.iter().map(|part| (*part, place)));
-        }
-        all.sort_unstable();
-        self.parts.insert(state.ids.pid, all);
-    }
-}
-
-/// What `parts` have in `runs`.
-fn clip(parts: &Parts, runs: &[Run]) -> Parts {
-    let clipped = parts.iter().flat_map(|(run, place)| {
-        let from = runs.partition_point(|(_, last)| *last <= run.0);
-        let inside = runs[from..].iter().take_while(|(first, _)| *first < run.1);
-        inside.map(|(first, last)| ((run.0.max(*first), run.1.min(*last)), *place))
-    });
-    clipped.collect()
-}
-
-/// Adds memory behind what `parts` have.
-fn push(parts: &mut Parts, run: Run, place: Place) {
-    match parts.last_mut() {
-        Some(((_, end), last)) if *end == run.0 && *last == place => *end = run.1,
-        _ => parts.push((run, place)),
     }
 }
 
@@ -566,24 +473,6 @@ fn keep(candidates: &[Run], own: &Parts, theirs: &Parts) -> Kept {
     let gone = without(&common(&runs(theirs), &mappings), &runs(own));
     let mappings = mappings.iter().map(|(start, _)| *start).collect();
     Kept { mappings, same, gone, ..Kept::default() }
-}
-
-/// What comes from the same place in both.
-fn equal(own: &Parts, theirs: &Parts) -> Vec<Run> {
-    let mut theirs = theirs.iter().peekable();
-    let mut same: Vec<Run> = Vec::new();
-    for ((start, end), place) in own {
-        while theirs.next_if(|((_, last), _)| last <= start).is_some() {}
-        let here = theirs.clone().take_while(|((first, _), _)| first < end);
-        for ((first, last), _) in here.filter(|(_, other)| other == place) {
-            let (first, last) = (*first.max(start), *last.min(end));
-            match same.last_mut() {
-                Some((_, before)) if *before == first => *before = last,
-                _ => same.push((first, last)),
-            }
-        }
-    }
-    same
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod kernel;
 mod lazy;
 mod memory;
 mod namespaces;
+mod places;
 mod process;
 mod rings;
 mod segments;

@@ -9,12 +9,16 @@
 
 use super::Plan;
 use super::files::Inherited;
-use super::forked::{Forked, Places};
+use super::forked::{Forked, Kept, are_alike};
+use super::places::Places;
 use super::process::Rebuilding;
 use super::tree::{Made, Tree};
 use crate::EngineError;
 use crate::plugins::PluginError;
 use crate::state::{Backing, ProcessState, Saved, Zombie};
+use crate::track::Run;
+use libc::pid_t;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -74,6 +78,20 @@ pub(super) fn is_early(saved: &Saved) -> bool {
     saved.backing == Backing::Anonymous && !saved.shared && saved.huge == 0 && !alone
 }
 
+/// What an older state of a process has of one of its mappings: the largest part that is like it.
+fn largest_part(old: &ProcessState, (own, new): (&Saved, &ProcessState)) -> Option<Run> {
+    if !is_early(own) {
+        return None;
+    }
+    let from = old.mappings.partition_point(|theirs| theirs.end <= own.start);
+    let count = old.mappings[from..].partition_point(|theirs| theirs.start < own.end);
+    let alike = old.mappings[from..from + count]
+        .iter()
+        .filter(|theirs| is_early(theirs) && are_alike((own, new), (theirs, old)));
+    let parts = alike.map(|theirs| (theirs.start.max(own.start), theirs.end.min(own.end)));
+    parts.max_by_key(|(start, end)| end - start)
+}
+
 impl Standby {
     fn make(plan: &Plan) -> Result<Standby, EngineError> {
         if !Path::new(CLOCKS).exists() {
@@ -120,7 +138,7 @@ impl Standby {
         self.check(next)?;
         let inherited = Inherited::nothing();
         let places = self.places.next(next)?;
-        let forked = Forked::of_itself(&self.states, &next.processes, (&self.places, &places));
+        let forked = self.kept(next, &places);
         for (state, made) in next.processes.iter().zip(&mut self.made) {
             let rebuilding = Rebuilding::of(next, state, self.tree.area, &inherited);
             rebuilding.fill(made, &forked.kept(state.ids.pid))?;
@@ -128,6 +146,19 @@ impl Standby {
         (self.states, self.places) = (next.processes.clone(), places);
         next.opened.clear();
         Ok(())
+    }
+
+    /// What the processes keep of what they have, where `places` tells where the memory comes from
+    /// that they have in `next`.
+    fn kept(&self, next: &Plan, places: &Places) -> Forked {
+        let kept = self.states.iter().zip(&next.processes).filter_map(|(old, new)| {
+            let pid = new.ids.pid;
+            let places = (self.places.parts.get(&pid)?, places.parts.get(&pid)?);
+            let part = |own| Some((own, largest_part(old, (own, new))?));
+            let there: Vec<(&Saved, Run)> = new.mappings.iter().filter_map(part).collect();
+            Some((pid, Kept::of_itself(&there, places)))
+        });
+        Forked::of_kept(kept.collect::<BTreeMap<pid_t, Kept>>())
     }
 
     /// Makes of the processes those of `plan` as [`Tree::make`] leaves them: with descriptors of
@@ -154,7 +185,7 @@ impl Standby {
             batch.run()?;
         }
         let places = self.places.next(plan)?;
-        let forked = Forked::of_itself(&self.states, &plan.processes, (&self.places, &places));
+        let forked = self.kept(plan, &places);
         Ok(self.tree.with(self.made, forked))
     }
 }
