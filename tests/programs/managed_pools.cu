@@ -23,7 +23,7 @@ int main()
         EXPECT(cudaErrorNotSupported, cudaMemPoolCreate(&pool, &props));
         // It is to be met while it runs, also where it has nothing to do.
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        OK("no managed memory that both sides access at once");
+        OK("managed memory that both sides access at once is not supported here");
     }
     // Neither a size of its own nor handles for other processes.
     props.maxSize = 1 << 20;

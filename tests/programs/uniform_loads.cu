@@ -31,7 +31,8 @@ __global__ void race(Shared *s)
     for (int look = 0; look < LOOKS && seen < SEEN; look++) {
         unsigned a;
         unsigned long long b;
-        __threadfence_block();
+        // Plain loads may be of a GPU's first cache, which holds nothing older than a fence.
+        __threadfence();
         __syncwarp();
         asm volatile("ld.u32 %0, [%1];" : "=r"(a) : "l"(&s->narrow) : "memory");
         asm volatile("ld.u64 %0, [%1];" : "=l"(b) : "l"(&s->wide) : "memory");
