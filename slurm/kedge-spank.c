@@ -145,6 +145,9 @@ int slurm_spank_init(spank_t spank, int words, char *word[])
         }
         strcpy(fixed, path);
     }
+    /* A script whose steps are saved has this for srun; a job that it submits is its own. */
+    if (context == S_CTX_ALLOCATOR && getenv("SLURM_JOB_ID"))
+        unsetenv(BY_USER);
     if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
         return 0;
     return spank_option_register(spank, &option) == ESPANK_SUCCESS ? 0 : -1;
@@ -228,8 +231,8 @@ int slurm_spank_task_init(spank_t spank, int words, char *word[])
 {
     static char kedge[PATH_MAX];
     static char folders[64 * 1024];
-    char task[96], name[16] = "script", container[2];
-    uint32_t job = 0, step = 0;
+    char task[96], name[16] = "script", of_array[16] = "-", container[2];
+    uint32_t job = 0, step = 0, index = NO_VAL;
     uid_t user = 0;
     int count = 0;
     char **command = NULL;
@@ -266,7 +269,10 @@ int slurm_spank_task_init(spank_t spank, int words, char *word[])
                *fixed ? fixed : "kedge is not in PATH");
     if (step != SLURM_BATCH_SCRIPT)
         snprintf(name, sizeof name, "%u", (unsigned) step);
-    snprintf(task, sizeof task, "%ld %u %s", (long) getpid(), (unsigned) job, name);
+    /* Its variable may be that of the job that has submitted this one. */
+    if (spank_get_item(spank, S_JOB_ARRAY_TASK_ID, &index) == ESPANK_SUCCESS && index != NO_VAL)
+        snprintf(of_array, sizeof of_array, "%u", (unsigned) index);
+    snprintf(task, sizeof task, "%ld %u %s %s", (long) getpid(), (unsigned) job, name, of_array);
     /* The process's number has nobody else take these for his own. */
     set(spank, "KEDGE_SLURM_TASK", task);
     set(spank, "KEDGE_SLURM_OPTIONS", value);

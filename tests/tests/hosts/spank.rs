@@ -68,6 +68,25 @@ impl Nodes {
         self.does(&[&words[..], &["script", "word"]].concat())
     }
 
+    /// Submits a script of these lines that submits `next`, and waits for that one's end: what it
+    /// has written.
+    fn submit_next(&self, kedge: &str, lines: &str, next: &str) -> String {
+        fs::write(self.home().join("next"), next).expect("a file");
+        let lines = format!("#!/bin/sh\n{lines}sbatch --output=next.out next\n");
+        let submitted = self.submit(kedge, &[], &lines);
+        assert!(submitted.status.success(), "{}", stderr(&submitted));
+        let next = || {
+            let said = self.does(&["scontrol", "show", "job", "-o", "2"]);
+            String::from_utf8_lossy(&said.stdout).into_owned()
+        };
+        self.wait("an end", || {
+            next().contains(" JobState=COMPLETED ") || next().contains(" JobState=FAILED ")
+        });
+        let said = fs::read_to_string(self.home().join("next.out")).expect("a file");
+        assert!(says(&next(), &format!("ExitCode={WELL}:0")), "{said}");
+        said
+    }
+
     /// What Slurm says of a task of the first array.
     fn job(&self, index: u32) -> String {
         let said = self.does(&["scontrol", "show", "job", "-o", &format!("1_{index}")]);
@@ -220,23 +239,20 @@ fn a_task_is_started_as_without_kedge() {
 #[test]
 fn what_a_saved_script_submits_is_another_job() {
     let Some(nodes) = Nodes::new("spankn", 2) else { return };
-    let home = nodes.home();
     let option = format!("on,ckpt-dir={}", nodes.images());
     let next = format!("#!/bin/sh\nsrun --kedge={option} true && srun true && exit {WELL}\n");
-    fs::write(home.join("next"), next).expect("a file");
-    let lines = "#!/bin/sh\nsbatch --output=next.out next\n";
-    let submitted = nodes.submit(&option, &[], lines);
-    assert!(submitted.status.success(), "{}", stderr(&submitted));
-    let next = || {
-        let said = nodes.does(&["scontrol", "show", "job", "-o", "2"]);
-        String::from_utf8_lossy(&said.stdout).into_owned()
-    };
-    nodes.wait("an end", || {
-        next().contains(" JobState=COMPLETED ") || next().contains(" JobState=FAILED ")
-    });
-    let said = fs::read_to_string(home.join("next.out")).expect("a file");
-    assert!(says(&next(), &format!("ExitCode={WELL}:0")), "{said}");
+    let said = nodes.submit_next(&option, "", &next);
     assert!(!said.contains("kedge"), "{said}");
+}
+
+/// One that a script submits whose steps are saved has no option either, as srun has there.
+#[test]
+fn what_a_script_with_steps_submits_is_not_saved() {
+    let Some(nodes) = Nodes::new("spankp", 2) else { return };
+    let option = format!("on,ckpt-dir={}", nodes.images());
+    let next = format!("#!/bin/sh\necho job=$KEDGE_JOB; exit {WELL}\n");
+    let step = "srun sh -c 'test -n \"$KEDGE_JOB\"' || exit 1\n";
+    assert_eq!(nodes.submit_next(&option, step, &next), "job=\n");
 }
 
 /// What cannot be is refused where it is asked for, in kedge's words, or by the task.

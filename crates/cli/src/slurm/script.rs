@@ -44,13 +44,14 @@ pub(super) fn has_steps(text: &[u8]) -> bool {
 /// left as it is where it is the same, and nobody else can change it.
 ///
 /// # Errors
-/// The folder or the file cannot be written.
+/// The folder or the file cannot be written, or others could put a script of theirs in its place.
 pub(super) fn keep(folder: &Path, job: &str, text: &[u8]) -> io::Result<PathBuf> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    is_own(folder)?;
     let path = folder.join(format!(".{job}.script"));
     if there(&path).is_ok_and(|there| there.as_deref() == Some(text)) {
         return Ok(path);
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let new = folder.join(format!(".{job}.script.{}", std::process::id()));
     let mut options = OpenOptions::new();
     let written = options.write(true).create_new(true).mode(0o700).open(&new).and_then(|mut to| {
@@ -62,6 +63,19 @@ pub(super) fn keep(folder: &Path, job: &str, text: &[u8]) -> io::Result<PathBuf>
         let _ = fs::remove_file(&new);
     }
     written.map(|()| path)
+}
+
+/// Fails where others may exchange files of a folder: what is kept there is run.
+fn is_own(folder: &Path) -> io::Result<()> {
+    let found = fs::metadata(folder)?;
+    let is_own = [0, geteuid().as_raw()].contains(&found.uid());
+    let (others_write, sticky) = (found.mode() & 0o022 != 0, found.mode() & 0o1000 != 0);
+    if is_own && (!others_write || sticky) {
+        return Ok(());
+    }
+    let why = "others may put files of theirs in the place of those in this folder, and the \
+               script is run from there: give ckpt-dir=FOLDER of your own, or the option steps";
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// The text that is there already, unless another user has put it there, or can change it: it would
@@ -128,6 +142,19 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(all, (b"another\n".to_vec(), b"#!/bin/sh\n".to_vec()));
         assert_eq!(left, 1);
+    }
+
+    #[test]
+    fn nothing_is_kept_where_others_exchange_files() {
+        let folder = std::env::temp_dir().join(format!("kedge-shared-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let mut kept = Vec::new();
+        for mode in [0o2770, 0o757, 0o1777, 0o755] {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+            kept.push(keep(&folder, "c-7", b"#!/bin/sh\n").map_err(|error| error.kind()).is_ok());
+        }
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(kept, [false, false, true, true]);
     }
 
     #[test]

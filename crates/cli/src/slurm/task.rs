@@ -76,13 +76,17 @@ impl Task {
                 "script" => None,
                 step => Some(step.parse().ok()?),
             };
+            let index = match words.next()? {
+                "-" => None,
+                index => Some(index.parse().ok()?),
+            };
             let several = step.is_some() && number("SLURM_STEP_NUM_TASKS").is_some_and(|n| n > 1);
             Some(Task {
                 job,
                 step,
                 again: number("SLURM_RESTART_COUNT").is_some_and(|count| count > 0),
                 cluster: named(variable("SLURM_CLUSTER_NAME").unwrap_or_default()),
-                index: number("SLURM_ARRAY_TASK_ID"),
+                index,
                 number: number("SLURM_PROCID").filter(|_| several && !is_one_of_ranks()),
                 given: Given {
                     has_gpus: GPUS.iter().any(|name| {
@@ -322,14 +326,18 @@ mod tests {
     #[test]
     fn the_variables_are_one_process_s() {
         let count = ("SLURM_RESTART_COUNT", "1");
-        let told = [(TASK, "7 120 script"), ("SLURM_CLUSTER_NAME", "alps"), count];
+        let told = [(TASK, "7 120 script -"), ("SLURM_CLUSTER_NAME", "alps"), count];
         assert!(of(8, &told).is_none() && of(7, &[]).is_none());
         let task = of(7, &told).expect("a task").expect("read");
         assert_eq!((task.job, task.step, task.again), (120, None, true));
-        let step = [(TASK, "7 120 3"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "1")];
+        // Of another job, which has submitted this one.
+        let inherited = [("SLURM_ARRAY_TASK_ID", "5"), (TASK, "7 120 script -")];
+        let index = |told: &[(&str, &str)]| of(7, told).expect("a task").expect("read").index;
+        assert_eq!((index(&inherited), index(&[(TASK, "7 120 script 4")])), (None, Some(4)));
+        let step = [(TASK, "7 120 3 -"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "1")];
         let task = of(7, &step).expect("a task").expect("read");
         assert_eq!((task.step, task.number, task.again), (Some(3), Some(1), false));
-        for bad in ["7", "7 x 3", "7 1 batch", "7 1", "7 1 -2"] {
+        for bad in ["7", "7 x 3", "7 1 batch", "7 1", "7 1 -2", "7 1 0", "7 1 0 x"] {
             assert!(of(7, &[(TASK, bad)]).expect("told").is_err(), "{bad}");
         }
     }
@@ -337,7 +345,7 @@ mod tests {
     #[test]
     fn devices_are_what_slurm_has_given() {
         let with = |name, value| {
-            let task = of(7, &[(TASK, "7 1 0"), (name, value)]);
+            let task = of(7, &[(TASK, "7 1 0 -"), (name, value)]);
             task.expect("a task").expect("read").given.has_gpus
         };
         assert!(with("SLURM_JOB_GPUS", "0,1") && with("SLURM_GPUS_ON_NODE", "2"));
