@@ -238,6 +238,25 @@ static void check_udp(int role) {
     EXPECT(own_address(12, 0).ss_family == AF_INET6);
 }
 
+/* A datagram waits behind the news that nobody takes what is sent to where it came from. */
+static void make_undelivered(void) {
+    int peer = socket(AF_INET, SOCK_DGRAM, 0);
+    bind_loopback(peer, AF_INET);
+    put(socket(AF_INET, SOCK_DGRAM, 0), 10);
+    bind_loopback(10, AF_INET);
+    struct sockaddr_storage there = own_address(peer, 0), here = own_address(10, 0);
+    EXPECT(connect(10, (struct sockaddr *)&there, sizeof there) == 0);
+    EXPECT(sendto(peer, "x", 1, 0, (struct sockaddr *)&here, sizeof here) == 1);
+    EXPECT(close(peer) == 0);
+    say(10, "to nobody");
+}
+
+static void check_undelivered(int role) {
+    char byte;
+    EXPECT(recv(10, &byte, 1, MSG_DONTWAIT) == -1 && errno == ECONNREFUSED);
+    EXPECT(recv(10, &byte, 1, MSG_DONTWAIT) == 1 && byte == 'x');
+}
+
 /* The other end is held outside of the job. */
 static void make_outside(void) {
     listen_at(10, AF_INET);
@@ -543,6 +562,7 @@ const struct scenario scenarios[] = {
     {"closed-first", make_closed_first, check_closed_first},
     {"full", make_full, check_full},
     {"udp", make_udp, check_udp},
+    {"undelivered", make_undelivered, check_undelivered},
     {"outside", make_outside, check_outside},
     {"ended", make_ended, check_ended},
     {"connecting", make_connecting, check_connecting},

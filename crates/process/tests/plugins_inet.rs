@@ -46,6 +46,15 @@ fn datagrams_come_back() {
     Scenario::round_trip(SOURCE, "udp");
 }
 
+/// An error is told once, to who looks first: not to a checkpoint.
+#[test]
+fn a_program_is_told_of_what_was_not_delivered() {
+    let scenario = Scenario::start(SOURCE, "undelivered");
+    let refused = scenario.refused();
+    assert!(refused.contains("descriptor 10") && refused.contains("ECONNREFUSED"), "{refused}");
+    scenario.goes_on();
+}
+
 /// Whether this is root, who alone makes raw sockets.
 fn may_be_raw() -> bool {
     let root = rustix::process::geteuid().is_root();

@@ -128,6 +128,13 @@ impl Scenario {
         read
     }
 
+    /// Why it cannot be saved.
+    pub(crate) fn refused(&self) -> String {
+        let survey = Survey::of(&self.pids, &self.options()).unwrap();
+        self.stop();
+        survey.save(&self.image()).unwrap_err().to_string()
+    }
+
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         self.pids.iter().for_each(|pid| wait_for_state(*pid, 'T'));

@@ -36,6 +36,10 @@ const UNTOLD: &str = "its other end is gone or connected elsewhere, and has not 
                       sent to it (ECONNRESET), which the program has not been told yet: try again \
                       when it has read from it";
 
+/// The same of datagrams from other hosts.
+const UNTOLD_INET: &str = "what it has sent could not be delivered (ECONNREFUSED, say), which the \
+                           program has not been told yet: try again when it has read from it";
+
 /// A message, or a part of a stream.
 pub(crate) struct Piece {
     pub data: Vec<u8>,
@@ -91,11 +95,12 @@ pub(crate) fn peek(fd: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Vec<Piece>
         // Peeks show its byte among the others, or not at all.
         return Err(io::Error::other("urgent data waits (MSG_OOB), which cannot be saved yet"));
     }
-    if is_local && !stream && polls_as(&fd, PollFlags::ERR)? {
+    if !stream && !keeps_errors(&fd, is_local) && polls_as(&fd, PollFlags::ERR)? {
         return match kind {
             // The other end is gone, and so is all that it has sent.
             libc::SOCK_SEQPACKET if waiting == 0 => Ok(Vec::new()),
-            _ => Err(io::Error::other(UNTOLD)),
+            _ if is_local => Err(io::Error::other(UNTOLD)),
+            _ => Err(io::Error::other(UNTOLD_INET)),
         };
     }
     buffer.resize(PIECE, 0);
@@ -126,6 +131,18 @@ pub(crate) fn peek(fd: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Vec<Piece>
         _ => Empty::Message,
     };
     peek_all(fd.as_fd(), (empty, before), buffer, &guard)
+}
+
+/// Whether a socket may say that there is an error because its queue of errors has an entry, which
+/// no peek takes.
+fn keeps_errors(fd: impl AsFd, is_local: bool) -> bool {
+    let queues = [
+        (libc::IPPROTO_IP, libc::IP_RECVERR),
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+    ];
+    let is_on = |(level, name)| sys::socket_number(&fd, level, name).is_ok_and(|on| on != 0);
+    !is_local && queues.into_iter().any(is_on)
 }
 
 /// What a receive of 0 bytes means.
