@@ -138,8 +138,16 @@ impl Arrival {
         let job: JobName = job.parse().map_err(|bad| format!("{bad}"))?;
         let jobs = Jobs::open().map_err(|error| error.to_string())?;
         let goes_on = [State::Running, State::Unsupervised];
-        if jobs.find(&job).is_some_and(|meta| goes_on.contains(&meta.state)) {
-            return Err(format!("a job named {job} runs here already"));
+        let found = jobs.find(&job).filter(|meta| goes_on.contains(&meta.state));
+        match found.map(|meta| meta.pid) {
+            Some(None) => {
+                return Err(format!(
+                    "a job named {job} is being restarted here, by a move that has failed, say: \
+                     try again in a moment"
+                ));
+            }
+            Some(_) => return Err(format!("a job named {job} runs here already")),
+            None => {}
         }
         let paths = paths.iter().map(|pair| crate::restart::pair(pair));
         let paths = paths.collect::<Result<_, _>>()?;
@@ -324,7 +332,9 @@ fn sweep(images: &Path) {
             || OpenOptions::new().read(true).custom_flags(NO_LINK).open(folder.join(ARRIVES));
         let mark = is_ours.then(mark)?.ok()?;
         mark.try_lock().ok()?;
-        Some((folder, mark))
+        // A job that has just been decided to run here has no mark any more: this one was opened
+        // before.
+        (mark.metadata().ok()?.nlink() > 0).then_some((folder, mark))
     };
     for (folder, _mark) in fs::read_dir(images).into_iter().flatten().flatten().filter_map(left) {
         // What cannot be removed is tried again with the next job.

@@ -35,7 +35,7 @@ use words::{Tells, Word, Words};
 /// For the server to hand the line over.
 const HANDED: Duration = Duration::from_secs(30);
 /// For all of the job to be here, from the last image on, and for it to run once it may.
-const MADE: Duration = Duration::from_secs(600);
+const ALL_MADE: Duration = Duration::from_secs(600);
 /// How long a job waits that is here and may run elsewhere: whoever has its streams tries as long.
 const UNDECIDED: Duration = Duration::from_secs(300);
 /// For a restart to undo what it has done.
@@ -101,7 +101,7 @@ fn hear_line(mut line: Connection, tells: Tells) -> io::Result<()> {
 fn hear_links(control: Channel, tells: Tells) -> io::Result<()> {
     let hears = move || {
         loop {
-            let (secrets, mut fds) = match control.receive::<Option<Secrets>>(MADE) {
+            let (secrets, mut fds) = match control.receive::<Option<Secrets>>(ALL_MADE) {
                 Err(SocketError::TimedOut { .. }) => continue,
                 Err(_) => return,
                 Ok(received) => received,
@@ -129,7 +129,7 @@ impl Waiting {
     fn make(arrival: &Arrival, image: &Path) -> Result<Waiting, String> {
         let said = |error: io::Error| format!("cannot restart the job: {error}");
         let mut begun = Waiting::begin(arrival, image, &[]).map_err(said)?;
-        match wait_for(&begun.gate, WAITS, &mut begun.restart, MADE) {
+        match wait_for(&begun.gate, WAITS, &mut begun.restart, ALL_MADE) {
             Ok(()) => Ok(begun),
             Err(error) => {
                 let Waiting { mut restart, gate, mut streams } = begun;
@@ -215,7 +215,7 @@ impl Waiting {
 
     fn go(&mut self) -> io::Result<()> {
         self.gate.write_all(&[GO])?;
-        wait_for(&self.gate, RUNS, &mut self.restart, MADE)
+        wait_for(&self.gate, RUNS, &mut self.restart, ALL_MADE)
     }
 
     /// Nothing of the job is left here when this returns.

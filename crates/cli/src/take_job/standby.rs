@@ -2,7 +2,7 @@
 //! comes, so that little is left to be done while the job stands still.
 
 use super::arrival::Arrival;
-use super::{SAID, Waiting, end, wait_for};
+use super::{ALL_MADE, SAID, Waiting, end, wait_for};
 use crate::output;
 use kedge_supervisor::{MADE, WAITS, bring_image};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,8 +14,6 @@ use std::time::Duration;
 const STANDBY: &str = "--standby";
 /// For an image to be taken in while the job runs elsewhere: whoever moves it waits longer.
 const TAKEN_IN: Duration = Duration::from_secs(300);
-/// For the last one to be, while the job stands still.
-const ALL: Duration = Duration::from_secs(60);
 
 /// One that has begun. Where it fails, nothing is lost but time: the job is restarted from its last
 /// image alone.
@@ -42,7 +40,7 @@ impl Standby {
 
     /// Takes in the last image: the job, which is here as a whole; `None` where that fails.
     pub(super) fn last(mut self, image: &Path) -> Option<Waiting> {
-        match self.tell(image, true).and_then(|()| self.wait(WAITS, ALL)) {
+        match self.tell(image, true).and_then(|()| self.wait(WAITS, ALL_MADE)) {
             Ok(()) => self.0.take(),
             Err(error) => {
                 output::complain(&format!("made from the last image alone: {}", self.why(&error)));

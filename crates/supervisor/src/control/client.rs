@@ -8,6 +8,7 @@ use kedge_control::job::{
     Ask, FailureKind, Kill, Migrate, Moved, Moving, Order, Progress, Reply, Request, VERSION,
     Verdict, receive, send,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -99,6 +100,9 @@ fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
         other => other?,
     };
     let asked = ask(&control, Ask::Kill(kill)).and_then(|stream| receive(&stream));
+    if asked.is_err() && matches!(kill, Kill::End { .. }) {
+        end_restart(jobs, name);
+    }
     let begin = Instant::now();
     let runs = || runs(jobs, name);
     match asked {
@@ -114,6 +118,15 @@ fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     match asked {
         Err(source) if runs() => Err(AskError::Silent { job: name.clone(), source }),
         _ => Ok(()),
+    }
+}
+
+/// Ends the restart that is to become the job `name`: it answers nobody as yet, and leaves nothing.
+fn end_restart(jobs: &Jobs, name: &JobName) {
+    let restarts = |meta: &Meta| meta.state == State::Running && meta.pid.is_none();
+    let Some(meta) = jobs.find(name).filter(restarts) else { return };
+    if let Some(pid) = Pid::from_raw(meta.supervisor.cast_signed()) {
+        let _ = kill_process(pid, Signal::TERM);
     }
 }
 
