@@ -3,7 +3,7 @@
 use crate::output::harmless;
 use crate::size::Size;
 use kedge_control::gpu::GpuSpec;
-use kedge_control::joblog;
+use kedge_control::joblog::{self, Line};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use kedge_supervisor::kedge_again;
 use rustix::process::{Pid, Signal, kill_process};
@@ -79,12 +79,13 @@ pub(crate) fn reason(stderr: &str, log: &str, status: ExitStatus) -> String {
     fn last(text: &str) -> Option<&str> {
         text.lines().last().map(str::trim)
     }
+    let shown = |line| Line::parse(line).to_string();
     let said = last(stderr).map(|line| line.strip_prefix("kedge: ").unwrap_or(line));
     let why = log.lines().rev().find_map(joblog::telling);
     let words = match (said, why) {
         (Some(said), Some(why)) => format!("{said}: {why}"),
         (Some(said), None) => said.to_owned(),
-        (None, why) => match why.or_else(|| last(log)) {
+        (None, why) => match why.map(str::to_owned).or_else(|| last(log).map(shown)) {
             Some(why) => format!("{status}: {why}"),
             None => status.to_string(),
         },
@@ -180,10 +181,18 @@ mod tests {
         assert_eq!(reason("x\nkedge: cuInit: no\n", "log", killed), "cuInit: no");
         assert_eq!(reason("", "a\nb\n", killed), "signal: 9 (SIGKILL): b");
         assert_eq!(reason("", "", killed), "signal: 9 (SIGKILL)");
-        let log = "T proxy[2]: note: client 1 (x) has connected\nT proxy[2]: no device: buy one\n";
+        let time = "2026-11-20T19:35:00.123Z";
+        let log = format!(
+            "{time} proxy[2]: note: client 1 (x) has connected\n\
+             {time} WARN proxy::serve x@node1 proxy[2]: no device: buy one\n"
+        );
+        let log = &*log;
         assert_eq!(reason("kedge: cuInit: no", log, killed), "cuInit: no: no device: buy one");
         assert_eq!(reason("", log, killed), "signal: 9 (SIGKILL): no device: buy one");
         let quiet = log.lines().next().unwrap();
         assert_eq!(reason("kedge: x: failed", quiet, killed), "x: failed");
+        let quiet = format!("{time} INFO proxy::serve x@node1 proxy[2]: hello");
+        let shown = format!("signal: 9 (SIGKILL): {time} proxy[2]: hello");
+        assert_eq!(reason("", &quiet, killed), shown);
     }
 }

@@ -7,6 +7,7 @@ use crate::size::Size;
 use clap::{Args, Subcommand};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::Parts;
 use kedge_supervisor::jobs::JobName;
@@ -103,7 +104,7 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
     let who = format!("warm[{}]", std::process::id());
     let log = args.handed.and_then(|_| JobLog::open(Path::new("/proc/self/fd/2"), who).ok());
     let say = move |line: &str| match &log {
-        Some(log) => log.line(line),
+        Some(log) => warn!(log, "{line}"),
         None => eprintln!("kedge: {line}"),
     };
     Ok(warm::keep(kinds, args.count.get() as usize, &keeping, say)?)

@@ -10,6 +10,7 @@ use crate::saved::DevicePiece;
 use crate::work;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::BENCH_DISCARD;
+use kedge_control::warn;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
 use kedge_device::{Code, Digests, HeldPlace, Known, Piece, Snapshot, SnapshotError};
@@ -162,9 +163,10 @@ impl Capture {
         log: &JobLog,
     ) -> Result<(Stored, Option<Tracked>), CaptureError> {
         if discards() {
-            log.line(&format!(
+            warn!(
+                log,
                 "{BENCH_DISCARD} is set: what the devices hold is not in this image, which cannot be restarted"
-            ));
+            );
             writer = writer.discarding();
         }
         self.write_section(&writer)?;

@@ -2,6 +2,7 @@
 
 use crate::account::Account;
 use crate::dispatch::Dispatcher;
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{ArrayDesc, ArrayId, Call, CtxId, Imported, MemHandleId, PeerName, Post};
 use std::collections::HashMap;
@@ -91,7 +92,7 @@ impl Dispatcher {
             return Ok(());
         }
         if let Some(words) = account.refusal(bytes) {
-            self.host().log.line(&words);
+            warn!(self.host().log, "{words}");
         }
         Err(CuError::OUT_OF_MEMORY)
     }
@@ -133,7 +134,10 @@ impl Dispatcher {
         let found = self.sharing.find(name)?;
         let told = found.bytes.or_else(|| self.bytes_of(found.own?));
         if self.account().is_some() && told.is_none() {
-            self.host().log.line("memory of another process is not opened: its size is not known");
+            warn!(
+                self.host().log,
+                "memory of another process is not opened: its size is not known"
+            );
             return Err(CuError::INVALID_VALUE);
         }
         let told = told.unwrap_or(0);

@@ -11,6 +11,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Offer};
 use kedge_control::proxy::{Answer, Order, Orders, SEND_LIMIT, WrittenFile};
 use kedge_control::sharing::MAX_SHARES;
+use kedge_control::{note, warn};
 use kedge_device::Drained;
 use kedge_image::{Choice, FileEntry};
 use kedge_transport::Server;
@@ -91,7 +92,7 @@ impl Serving {
             let ends = matches!(order, Order::Move { .. });
             let answer = self.obey(order, fds, &mut under_way);
             let answer = answer.unwrap_or_else(|error| {
-                self.log.line(&format!("not done: {error}"));
+                warn!(self.log, "not done: {error}");
                 Answer::Failed { why: Text::truncated(error) }
             });
             if under_way.captured.is_some() {
@@ -164,7 +165,7 @@ impl Serving {
                     None => Ok(()),
                 });
                 if let Err(error) = made {
-                    self.log.line(&format!("cannot make room for a round as yet: {error}"));
+                    warn!(self.log, "cannot make room for a round as yet: {error}");
                 }
                 Ok(Answer::Yes {})
             }
@@ -268,7 +269,7 @@ impl Serving {
             }
             (Order::Prepare { track, full }, _) => {
                 if let Err(error) = self.room.prepare(track, full) {
-                    self.log.line(&format!("cannot make room for a checkpoint as yet: {error}"));
+                    warn!(self.log, "cannot make room for a checkpoint as yet: {error}");
                 }
                 yes(true)
             }
@@ -282,7 +283,7 @@ impl Serving {
                 let path = PathBuf::from(path.into_inner());
                 let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
                 if stored.drained.bytes > 0 {
-                    self.log.note(&told(stored.drained));
+                    note!(self.log, "{}", told(stored.drained));
                 }
                 written(stored)
             }
@@ -341,7 +342,7 @@ fn crossed(crossed: Result<(u64, bool), CaptureError>, log: &JobLog) -> Result<A
     match crossed {
         Ok((bytes, fits)) => Ok(Answer::Crossed { bytes, fits }),
         Err(error @ CaptureError::Other(_)) => {
-            log.line(&format!("not done: {error}"));
+            warn!(log, "not done: {error}");
             Ok(Answer::Parted { why: Text::truncated(error.to_string()) })
         }
         Err(error) => Err(error.to_string()),

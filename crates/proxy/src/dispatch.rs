@@ -10,6 +10,7 @@ use crate::room::{Vain, Wish};
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
 use kedge_control::sharing::What;
+use kedge_control::{error, warn};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Done, Placing, SnapshotError};
@@ -235,7 +236,7 @@ impl Dispatcher {
         use kedge_device::Host;
         // Work that follows a fault fails with it, which is not worth a line.
         if self.host.faults.check(ctx) != Err(error) {
-            self.host.log(&format!("{name} failed: {error}"));
+            warn!(self.host.log, "{name} failed: {error}");
         }
         match ctx {
             Some(ctx) => self.host.fault(ctx, error),
@@ -501,9 +502,7 @@ impl Dispatcher {
                 let loaded = self.load_code(ctx, module, code);
                 loaded.map_err(|error| {
                     // Names what differs from how it was.
-                    self.host
-                        .log
-                        .line(&format!("a module cannot be loaded again: {}", &*error.message));
+                    warn!(self.host.log, "a module cannot be loaded again: {}", &*error.message);
                     CuError(error.code)
                 })
             }
@@ -586,7 +585,7 @@ fn answer<T: Wire>(host: &ProxyHost, to: ReplyTo, value: &T) {
     kedge_wire::encode(value, &mut bytes);
     if let Err(error) = host.outlet.reply(to, &bytes) {
         // The caller would wait for ever: better no proxy than a silent one.
-        host.log.line(&format!("cannot answer a call: {error}"));
+        error!(host.log, "cannot answer a call: {error}");
         host.outlet.close();
     }
 }

@@ -3,6 +3,7 @@
 use crate::moving::Owner;
 use crate::wait::until;
 use crate::{findings, stats, trace, usage, warm};
+use kedge_control::fault;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::EXIT_BUG;
 use kedge_transport::Outbox;
@@ -132,7 +133,7 @@ fn end(status: u8) -> ! {
 /// A panic on any thread ends the process: with a line in the log, and an error for the client.
 pub(crate) fn end_on_panic(log: Arc<JobLog>) {
     std::panic::set_hook(Box::new(move |panic| {
-        log.fault(&format!("this is a bug in kedge: {panic}"));
+        fault!(log, "this is a bug in kedge: {panic}");
         end_now(EXIT_BUG as u8);
     }));
 }

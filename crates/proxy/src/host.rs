@@ -10,7 +10,8 @@ use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
 use crate::trace;
 use crate::usage::Counts;
-use kedge_control::joblog::JobLog;
+use kedge_control::joblog::{DEVICE, JobLog};
+use kedge_control::{fault, warn};
 use kedge_cuda_types::CuError;
 use kedge_device::trace::Tracer;
 use kedge_device::{Backend, Done, Findings, Host};
@@ -192,20 +193,23 @@ impl Host for ProxyHost {
     fn output(&self, target: OutputTarget, bytes: &[u8]) {
         let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         if !output.append(target, bytes) {
-            self.log.line("device output exceeds its buffer before the program synchronised: cut");
+            warn!(
+                self.log,
+                "device output exceeds its buffer before the program synchronised: cut"
+            );
         }
         self.outlet.set_output_pending(!output.is_empty());
     }
 
     fn fault(&self, ctx: CtxId, error: CuError) {
         if self.faults.set(&*self.outlet, ctx, error) {
-            self.log.fault(&format!("context {} is broken from now on: {error}", ctx.0));
+            fault!(self.log, "context {} is broken from now on: {error}", ctx.0);
         }
     }
 
     fn fault_by(&self, ctx: CtxId, error: CuError, what: &str) {
         // Logged before the client is told, which may end at once.
-        self.log.fault(&format!("context {}: {error}: {what}", ctx.0));
+        fault!(self.log, "context {}: {error}: {what}", ctx.0);
         self.faults.set(&*self.outlet, ctx, error);
     }
 
@@ -218,13 +222,13 @@ impl Host for ProxyHost {
     }
 
     fn log(&self, line: &str) {
-        self.log.line(line);
+        warn!(target: DEVICE, self.log, "{line}");
     }
 
     fn found(&self, found: &Findings) {
         let Some(folder) = &self.findings else { return };
         if let Err(error) = findings::report(found).write(folder) {
-            self.log.line(&format!("{}: findings are lost: {error}", folder.display()));
+            warn!(self.log, "{}: findings are lost: {error}", folder.display());
         }
     }
 
@@ -237,7 +241,7 @@ impl Host for ProxyHost {
         match kedge_control::keeper::release(keeper) {
             Ok((on_devices, _)) => on_devices > 0,
             Err(error) => {
-                self.log.line(&format!("cannot have device memory that is held: {error}"));
+                warn!(self.log, "cannot have device memory that is held: {error}");
                 false
             }
         }

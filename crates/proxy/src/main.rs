@@ -3,6 +3,7 @@
 use kedge_control::joblog::JobLog;
 use kedge_control::machine::{DESCRIBE, Machine};
 use kedge_control::proxy::Orders;
+use kedge_control::{error, refused};
 use kedge_device_nvidia::{driver_path, gpu_nodes, obstacle};
 use kedge_proxy::backend::Ready;
 use kedge_proxy::holder::{self, Words};
@@ -192,11 +193,11 @@ fn serve(
     let Err(error) = kedge_proxy::serve(client, control, options, log.clone(), ready);
     match error {
         ServeError::NoDevice(_) | ServeError::NoSession(_) | ServeError::NoPlaces(_) => {
-            log.refused(&error.to_string());
+            refused!(log, "{error}");
             0
         }
         _ => {
-            log.line(&error.to_string());
+            error!(log, "{error}");
             1
         }
     }

@@ -4,6 +4,7 @@ use kedge_control::aliases;
 use kedge_control::joblog::JobLog;
 use kedge_control::peer::{PeerKey, PeerListener, Shared, ask_peer, random};
 use kedge_control::sharing::What;
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_device::EventShare;
 use kedge_protocol::PeerName;
@@ -110,7 +111,7 @@ impl Peers {
         match ask_peer(&self.address(&name.proxy), &name.key) {
             Ok(shared) => shared.ok_or(CuError::INVALID_VALUE),
             Err(error) => {
-                self.log.line(&format!("cannot open what another process shares: {error}"));
+                warn!(self.log, "cannot open what another process shares: {error}");
                 Err(CuError::INVALID_VALUE)
             }
         }
@@ -130,7 +131,7 @@ impl Peers {
     pub(crate) fn wait_for(&self, name: &PeerName) -> Result<Shared, CuError> {
         let folder = self.folder.as_ref().ok_or(CuError::OPERATING_SYSTEM)?;
         aliases::wait_for(folder, name, aliases::PATIENCE).map_err(|error| {
-            self.log.line(&format!("what another process shares cannot be opened again: {error}"));
+            warn!(self.log, "what another process shares cannot be opened again: {error}");
             CuError::OPERATING_SYSTEM
         })
     }
@@ -146,7 +147,7 @@ impl Peers {
         let address = self.listen()?;
         let folder = self.folder.as_ref().ok_or(CuError::OPERATING_SYSTEM)?;
         aliases::note(folder, &name, &address).map_err(|error| {
-            self.log.line(&format!("cannot tell other processes where to ask: {error}"));
+            warn!(self.log, "cannot tell other processes where to ask: {error}");
             CuError::OPERATING_SYSTEM
         })?;
         self.name = Some(name);
@@ -168,7 +169,7 @@ impl Peers {
         });
         self.name = started.as_ref().ok().copied();
         started.map_err(|error| {
-            self.log.line(&format!("cannot share memory with other processes: {error}"));
+            warn!(self.log, "cannot share memory with other processes: {error}");
             CuError::OPERATING_SYSTEM
         })
     }
@@ -181,7 +182,7 @@ fn answer_all(listener: &PeerListener, table: &Mutex<HashMap<PeerKey, Shared>>, 
             table.get(key).map(copy).transpose()
         };
         if let Err(error) = listener.answer(find) {
-            log.line(&format!("cannot answer a process that opens shared memory: {error}"));
+            warn!(log, "cannot answer a process that opens shared memory: {error}");
             // Out of descriptors, most likely: does not get better by asking faster.
             std::thread::sleep(std::time::Duration::from_millis(50));
         }

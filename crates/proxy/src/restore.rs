@@ -24,6 +24,7 @@ use crate::saved::DevicePiece;
 use crate::work;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Backend, Code, Filling, Host, NewBackend, Object, SnapshotError};
 use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, StateError};
@@ -182,7 +183,7 @@ pub(crate) fn restore(
         let (path, shared_with, socket) = (&*from.path, &shared, server.socket());
         let back = Back { path, saved, options, log, shared: shared_with, socket };
         let (places, hub) = back.restore(outbox, &mut phases)?;
-        log.note(&format!("brought back in {}", phases.told()));
+        note!(log, "brought back in {}", phases.told());
         let (executor, host, hub) = (Box::new(places), Arc::new(host), Some(hub));
         let saved = saved.client();
         return Ok(Restored { server, executor, host, hub, saved, shared });
@@ -202,7 +203,7 @@ pub(crate) fn restore(
             fill_arena(layers, saved)?;
             let (session, _) = far::restore(lender, devices, &gone)?;
             phases.over("its devices, far");
-            log.note(&format!("brought back in {}", phases.told()));
+            note!(log, "brought back in {}", phases.told());
             Box::new(session)
         }
         GpuSpec::Several(several) => {
@@ -261,7 +262,7 @@ impl Here<'_> {
         fill(layers, saved, &placed, &Target { filling: &filling, crossing: crossing.as_ref() })?;
         filling.finish()?;
         phases.over("bytes");
-        host.log.note(&format!("brought back in {}", phases.told()));
+        note!(host.log, "brought back in {}", phases.told());
         tell_host(saved, host);
         Ok(Local::new(dispatcher, host.clone(), config.cache))
     }

@@ -19,6 +19,7 @@ use kedge_control::gpu::{GpuSpec, Several};
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
 use kedge_control::proxy::{Answer, Order, Orders};
+use kedge_control::{note, warn};
 use kedge_protocol::{Refusal, Welcome};
 use kedge_socket::SocketError;
 use kedge_transport::{AcceptError, Accepted, ConnectError, RingError, Server};
@@ -99,7 +100,7 @@ fn serve_accepted(
     let hello = accepted.hello.clone();
     let client = watch::pidfd(hello.pid).map_err(ServeError::Watch)?;
     let warm = if ready.is_some() { " to a warm proxy" } else { "" };
-    log.note(&format!("client {} ({}) has connected{warm}", hello.pid, &*hello.program));
+    note!(log, "client {} ({}) has connected{warm}", hello.pid, &*hello.program);
     kedge_transport::map_shared_arena(accepted.shared.as_fd())?;
     let shared = accepted.shared.try_clone().map_err(ServeError::Watch)?;
     if let Some(wanted) = &options.trace {
@@ -109,7 +110,7 @@ fn serve_accepted(
     let memory = ClientMemory::new(hello.pid);
     let client_memory = memory.probe(hello.probe_addr, hello.probe_value);
     if !client_memory {
-        log.line("the client's memory cannot be read here: copies go through the shared arena");
+        warn!(log, "the client's memory cannot be read here: copies go through the shared arena");
     }
     let outbox = accepted.server.outbox().clone();
     if let GpuSpec::Several(several) = &options.backend.gpu {
@@ -273,7 +274,7 @@ fn replace(
     let here = if options.warm { watch::process_of(&client) } else { Ok(pid) };
     restored.client_is(here.map_err(ServeError::Watch)?);
     let (program, path) = (&*restored.saved.hello.program, path.display());
-    log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}{warm}"));
+    note!(log, "client {pid} ({program}) goes on from {path}, by {way}{warm}");
     control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
     go_on(restored, pid, client, control, options, log)
 }
@@ -339,7 +340,7 @@ fn take_over(
     }
     let client = match watch::pidfd(pid) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-            log.note(&format!("client {pid} has moved here, and has ended meanwhile"));
+            note!(log, "client {pid} has moved here, and has ended meanwhile");
             // Whoever asked may be gone, too.
             let _ = control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT);
             ending::end_with_client()
@@ -353,7 +354,7 @@ fn take_over(
     if !matches!(options.backend.gpu, GpuSpec::Remote { .. }) {
         restore::tell_host(saved, host);
     }
-    log.note(&format!("client {pid} ({}) goes on here: it has moved", &*saved.hello.program));
+    note!(log, "client {pid} ({}) goes on here: it has moved", &*saved.hello.program);
     // Whoever asked may be gone: the client is served all the same.
     let _ = control.answer(&Answer::Yes {}, &[], ORDER_TIMEOUT);
     go_on(restored, pid, client, control, options, log)
@@ -398,7 +399,7 @@ impl Connected {
             let told =
                 usage::tell(&folder, host.clone(), executor.room(), identity.devices.clone());
             if let Err(error) = told {
-                log.note(&format!("what it uses is not told (kedge top): {error}"));
+                note!(log, "what it uses is not told (kedge top): {error}");
             }
         }
         if let Some(orders) = control {

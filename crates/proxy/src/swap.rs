@@ -4,6 +4,7 @@ use crate::away::{Away, Stayed};
 use crate::capture::CaptureError;
 use crate::dispatch::Dispatcher;
 use crate::restore::RestoreError;
+use kedge_control::{error, note, warn};
 use kedge_cuda_types::CuError;
 use kedge_device_nvidia::CacheLimits;
 use std::sync::atomic::Ordering;
@@ -23,7 +24,7 @@ impl Dispatcher {
         match Away::leave(self.backend_too(), limits) {
             Ok(away) => {
                 let bytes = away.bytes;
-                self.host().log.note(&format!("{} MiB are off the devices", bytes >> 20));
+                note!(self.host().log, "{} MiB are off the devices", bytes >> 20);
                 self.is_away(Some(away));
                 Ok(bytes)
             }
@@ -49,7 +50,7 @@ impl Dispatcher {
         match away.come_back() {
             Ok(()) => {
                 let (mib, ms) = (away.bytes >> 20, begin.elapsed().as_millis());
-                self.host().log.note(&format!("{mib} MiB are on the devices again ({ms} ms)"));
+                note!(self.host().log, "{mib} MiB are on the devices again ({ms} ms)");
                 true
             }
             Err(RestoreError::Device(error)) if error.code == CuError::OUT_OF_MEMORY => {
@@ -57,7 +58,7 @@ impl Dispatcher {
                 false
             }
             Err(error) => {
-                self.host().log.line(&format!("the devices' memory is lost: {error}"));
+                error!(self.host().log, "the devices' memory is lost: {error}");
                 for ctx in &self.contexts {
                     kedge_device::Host::fault(self.host(), *ctx, CuError::UNKNOWN);
                 }
@@ -72,8 +73,9 @@ impl Dispatcher {
         let mut pause = FIRST;
         while !self.try_come_back() {
             if pause == FIRST {
-                self.host().log.line(
-                    "its memory does not fit on the devices: it waits until others have freed some",
+                warn!(
+                    self.host().log,
+                    "its memory does not fit on the devices: it waits until others have freed some"
                 );
             }
             std::thread::sleep(pause);

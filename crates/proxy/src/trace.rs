@@ -4,6 +4,7 @@
 use crate::options::Traced;
 use kedge_control::joblog::JobLog;
 use kedge_control::trace::{Kind, Span, Writer};
+use kedge_control::warn;
 use kedge_cuda_types::arena::CALLS_LEN;
 use kedge_device::trace::{Done, Ran, Tracer};
 use kedge_transport::{Calls, CallsReader, TracedCall, monotonic};
@@ -40,7 +41,7 @@ struct State {
 /// Traces the client `pid` from now on; once. The shared arena is mapped.
 pub(crate) fn begin(wanted: &Traced, pid: u32, program: &str, log: &JobLog) {
     if let Err(error) = start(wanted, pid, program) {
-        log.line(&format!("client {pid} is not traced: {}: {error}", wanted.folder.display()));
+        warn!(log, "client {pid} is not traced: {}: {error}", wanted.folder.display());
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::ending;
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_transport::{Announcement, Announcements};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -80,7 +81,7 @@ pub(crate) fn start(
     let stopped = OwnedFd::from(stopped);
     let watch = move || {
         let Some(reason) = wait(&client, &socket, &stopped, heard) else { return };
-        log.note(reason);
+        note!(log, "{reason}");
         ending::end_with_client()
     };
     let thread = std::thread::Builder::new().name("watch".into()).stack_size(64 << 10);

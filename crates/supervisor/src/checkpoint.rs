@@ -23,6 +23,7 @@ use crate::verify::{Unverified, read_back};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
+use kedge_control::{error, info, note, warn};
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, Plugin, PluginError};
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
@@ -218,7 +219,7 @@ impl Checkpointer {
         };
         let told = |error: &&CheckpointError| !quiet(error);
         if let Some(error) = taken.as_ref().err().filter(told) {
-            self.log.line(&format!("checkpoint of {} failed: {error}", joint.job));
+            error!(self.log, "checkpoint of {} failed: {error}", joint.job);
         }
         taken
     }
@@ -259,13 +260,13 @@ impl Checkpointer {
         // What ended while it was traced can be collected now.
         crate::signals::look_at_children();
         if let Err(error) = &taken {
-            self.log.line(&format!("checkpoint failed: {error}"));
+            error!(self.log, "checkpoint failed: {error}");
         }
         // Those by which a job moves are none that anybody goes back to.
         if order.moves.is_none()
             && let Err(error) = self.tally.took(&taken)
         {
-            self.log.line(&error.to_string());
+            warn!(self.log, "{error}");
         }
         taken
     }
@@ -427,9 +428,10 @@ impl Checkpointer {
         drop(quiet);
         phases::checkpointed("captured");
         if clients > 0 {
-            self.log.note(&format!(
+            note!(
+                self.log,
                 "the devices of {clients} processes came to rest within {ms:.1} ms ({tries} tries)"
-            ));
+            );
         }
         let stall_seconds = captured.stall.as_secs_f64();
         let processes = captured.processes().len();
@@ -445,7 +447,7 @@ impl Checkpointer {
         self.warnings(&late.lock().unwrap_or_else(PoisonError::into_inner));
         let verified = verify.then(|| read_back(&image, manifest.bytes(), tell)).transpose()?;
         if let Some(verified) = &verified {
-            self.log.note(&format!("{}: read back from: {verified}", image.display()));
+            note!(self.log, "{}: read back from: {verified}", image.display());
         }
         if let Some(meeting) = meeting {
             let counts = meeting.durable(&folder).map_err(CheckpointError::Part);
@@ -496,7 +498,7 @@ impl Checkpointer {
 
     /// Logs them all, and gives back what fits into a message.
     fn warnings(&self, warnings: &[String]) -> Vec<String> {
-        warnings.iter().for_each(|warning| self.log.line(warning));
+        warnings.iter().for_each(|warning| warn!(self.log, "{warning}"));
         let short = |warning: &String| warning.chars().take(LONGEST_WARNING).collect();
         warnings.iter().take(MOST_WARNINGS).map(short).collect()
     }
@@ -570,26 +572,27 @@ impl Checkpointer {
         };
         let noted = last.write(&self.last).and_then(|()| self.recovery.images.add(image));
         if let Err(error) = noted {
-            self.log.line(&error.to_string());
+            warn!(self.log, "{error}");
         }
-        self.log.line(&format!(
+        info!(
+            self.log,
             "checkpoint {}: {} processes, {} bytes, stood still for {:.1} ms, durable after {:.2} s",
             image.display(),
             manifest.processes.len(),
             manifest.bytes(),
             stall_seconds * 1e3,
             seconds
-        ));
+        );
     }
 
     /// Of the images of `job`.
     pub(crate) fn retain(&self, dir: &Path, job: &str) {
         let Some(keep) = self.policy.keep else { return };
         match retain(dir, job, keep.get() as usize) {
-            Ok(removed) => removed
-                .iter()
-                .for_each(|image| self.log.line(&format!("removed {}", image.display()))),
-            Err(error) => self.log.line(&format!("cannot remove old images: {error}")),
+            Ok(removed) => {
+                removed.iter().for_each(|image| info!(self.log, "removed {}", image.display()))
+            }
+            Err(error) => warn!(self.log, "cannot remove old images: {error}"),
         }
     }
 }

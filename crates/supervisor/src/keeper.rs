@@ -7,6 +7,7 @@ use crate::proxies;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Ask, Handed, KeeperError, Reply};
 use kedge_control::service::{Asker, Limits, Service};
+use kedge_control::{note, warn};
 use kedge_image::FileEntry;
 use kedge_wire::Text;
 use rustix::io::FdFlags;
@@ -209,7 +210,7 @@ impl Keeper {
         let note = HeldImage { image: held.image.clone(), on_devices, in_memory, until };
         state.held = Some(held);
         if let Err(error) = jobs::replace(&self.0.note, &note) {
-            self.0.log.line(&error.to_string());
+            warn!(self.0.log, "{error}");
         }
         self.0.changed.notify_all();
     }
@@ -220,7 +221,7 @@ impl Keeper {
         let _ = fs::remove_file(&self.0.note);
         let (on_devices, in_memory) = (held.on_devices(), held.in_memory());
         let image = held.image.display();
-        self.0.log.note(&format!("{image} is no longer held in memory: {why}"));
+        note!(self.0.log, "{image} is no longer held in memory: {why}");
         (on_devices, in_memory)
     }
 
@@ -319,9 +320,9 @@ impl At {
             None => return,
         };
         match (done, held) {
-            (Err(error), _) => log.line(&format!("{} is not held: {error}", image.display())),
+            (Err(error), _) => warn!(log, "{} is not held: {error}", image.display()),
             (Ok(()), Some((_, ttl))) => {
-                log.note(&format!("{} is held in memory for {ttl:?}", image.display()));
+                note!(log, "{} is held in memory for {ttl:?}", image.display());
             }
             (Ok(()), None) => {}
         }

@@ -63,6 +63,7 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::job::Moved;
 use kedge_control::joblog::JobLog;
 use kedge_control::trace::Wanted;
+use kedge_control::{error, info, note, warn};
 pub use kedge_coordinator::{Far, FarError};
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
@@ -212,7 +213,7 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     let mut spec = spec.clone();
     let (name, joint, dir) = place(&mut spec, &jobs, rank.as_mut().map(|(_, open)| open))?;
     if let (Some(error), Ok(log)) = (unseated, open_log(&dir)) {
-        log.note(&format!("the program has no relay to its step: {error}"));
+        note!(log, "the program has no relay to its step: {error}");
     }
     if joint.as_ref().is_some_and(|joint| !joint.is_first()) {
         // One of the parts asks for all of them.
@@ -270,7 +271,7 @@ fn seated(spec: &JobSpec) -> Result<(Option<Seated>, Option<RankError>), RunErro
 fn warm_of(dir: &JobDir, kind: &Kind, policy: &Policy) -> Option<Own> {
     let own = Own::start(dir, kind, policy.warm?);
     if let (Err(error), Ok(log)) = (&own, open_log(dir)) {
-        log.line(&format!("no proxies are kept ready: {error}"));
+        warn!(log, "no proxies are kept ready: {error}");
     }
     own.ok()
 }
@@ -285,7 +286,7 @@ fn management_of(
     parts.nvml.as_ref()?;
     let management = Management::start(dir, parts, gpu, limits);
     if let (Err(error), Ok(log)) = (&management, open_log(dir)) {
-        log.line(&format!("no process answers for NVML: {error}"));
+        warn!(log, "no process answers for NVML: {error}");
     }
     management.ok()
 }
@@ -331,7 +332,7 @@ fn supervise(
     if spec.shells
         && let Err(error) = dir.link_commands()
     {
-        log.line(&format!("remote shells of the job are none of its parts: {error}"));
+        warn!(log, "remote shells of the job are none of its parts: {error}");
     }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;
@@ -452,16 +453,16 @@ fn finish(dir: &JobDir, mut meta: Meta, outcome: Outcome, log: &JobLog) {
     meta.gpu = dir.gpu().unwrap_or(meta.gpu);
     // The program has ended as it has ended; a full disk does not change that.
     if let Err(error) = dir.write_meta(&meta) {
-        log.line(&error.to_string());
+        warn!(log, "{error}");
     }
 }
 
 /// Notes that the job has left for another host, where this process's streams are to be its.
 fn left_for(dir: &JobDir, mut meta: Meta, moved: Moved, log: &JobLog) -> Ended {
-    log.line(&format!("the job has moved to {}", moved.server));
+    info!(log, "the job has moved to {}", moved.server);
     (meta.state, meta.ended) = (State::Moved(moved.server.clone()), Some(jobs::now()));
     if let Err(error) = dir.write_meta(&meta) {
-        log.line(&error.to_string());
+        warn!(log, "{error}");
     }
     Ended { moved: Some(moved), ..Ended::from(Outcome::Killed(libc::SIGKILL)) }
 }
@@ -510,7 +511,7 @@ fn checkpointer_of(
 /// Whoever asks before the program is there waits for it: who starts that has the turn already.
 fn serve_control(dir: &JobDir, checkpointer: &Arc<Checkpointer>, _starting: &Starting<'_>) {
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
-        checkpointer.log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));
+        error!(checkpointer.log, "{}: {error}: no checkpoints", dir.control().display());
     }
     checkpointer.take_part();
 }

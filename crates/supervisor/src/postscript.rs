@@ -126,6 +126,7 @@ fn said(job: &JobName, told: &[String]) -> Vec<String> {
 mod tests {
     use super::*;
     use kedge_control::joblog::JobLog;
+    use kedge_control::{fault, note, refused, warn};
 
     const FAILED: Outcome = Outcome::Exited(1);
 
@@ -134,7 +135,7 @@ mod tests {
         let name = thread.name().unwrap_or_default().replace("::", "-");
         let path = std::env::temp_dir().join(format!("kedge-{name}-{}", std::process::id()));
         let log = JobLog::open(&path, "proxy[7]".into()).unwrap();
-        log.fault("of a former life");
+        fault!(log, "of a former life");
         let postscript = Postscript::begin(path.clone());
         write(&log);
         let missed = missed.iter().map(|text| (*text).to_owned()).collect();
@@ -146,9 +147,9 @@ mod tests {
     #[test]
     fn a_good_end_has_no_postscript() {
         let log = |log: &JobLog| {
-            log.note("all is well");
-            log.line("checkpoint sim-0001: 1 processes");
-            log.refused("cuFoo is not supported");
+            note!(log, "all is well");
+            warn!(log, "checkpoint sim-0001: 1 processes");
+            refused!(log, "cuFoo is not supported");
         };
         assert!(of(Outcome::Exited(0), &[], log).is_empty());
         assert!(of(Outcome::Killed(libc::SIGINT), &[], log).is_empty());
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn faults_are_told_however_the_program_ends() {
-        let log = |log: &JobLog| log.fault("context 1: illegal address");
+        let log = |log: &JobLog| fault!(log, "context 1: illegal address");
         assert_eq!(
             of(Outcome::Exited(0), &[], log),
             ["sim: context 1: illegal address (kedge logs sim)"]
@@ -174,11 +175,11 @@ mod tests {
     fn many_failures_are_counted_and_long_ones_cut() {
         let many = of(FAILED, &[], |log| {
             for number in [1, 1, 2, 3, 4, 5] {
-                log.fault(&format!("context {number}"));
+                fault!(log, "context {number}");
             }
         });
         assert_eq!(many[2..], ["sim: context 3", "sim: and 2 more (kedge logs sim)"]);
-        let long = of(FAILED, &[], |log| log.fault(&"é".repeat(2000)));
+        let long = of(FAILED, &[], |log| fault!(log, "{}", "é".repeat(2000)));
         assert_eq!(long[0].chars().filter(|c| *c == 'é').count(), LONGEST);
         assert!(shortened("a\x1b[2Jb").starts_with("a [2Jb"));
     }

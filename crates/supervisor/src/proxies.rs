@@ -9,6 +9,7 @@ use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::Control;
+use kedge_control::{error, note};
 use kedge_image::DeviceLimits;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeMap;
@@ -311,7 +312,7 @@ impl Launch {
     /// Tells the job's log, where nobody else has it open.
     pub(crate) fn note(&self, text: &str) {
         if let Ok(log) = JobLog::open(&self.log_path, "init".to_owned()) {
-            log.note(text);
+            note!(log, "{text}");
         }
     }
 
@@ -410,11 +411,11 @@ impl Starter {
             match listener.accept() {
                 Ok((client, _)) => {
                     if let Err(error) = self.serve(client) {
-                        self.log.line(&format!("cannot serve a client: {error}"));
+                        error!(self.log, "cannot serve a client: {error}");
                     }
                 }
                 Err(error) => {
-                    self.log.line(&format!("cannot accept a client: {error}"));
+                    error!(self.log, "cannot accept a client: {error}");
                     // Out of descriptors, most likely: does not get better by asking faster.
                     thread::sleep(Duration::from_millis(200));
                 }
@@ -439,7 +440,7 @@ impl Starter {
             return Err(io::Error::other(format!("the job has {MAX_PROXIES} clients already")));
         }
         if let Some(note) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            self.log.note(&note);
+            note!(self.log, "{note}");
         }
         let proxy = launch.provide(ready, client.as_fd(), &[])?;
         running.insert(proxy.id, proxy.clone());

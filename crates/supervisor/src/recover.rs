@@ -20,6 +20,7 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{EXIT_BUG, EXIT_LOST};
 use kedge_control::session::FarSession;
+use kedge_control::{error, fault, warn};
 use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
 use serde::{Deserialize, Serialize};
@@ -112,10 +113,10 @@ impl Recovery {
         }
         if is_loss(how) {
             let what = format!("proxy {proxy} was lost ({how}), and what its devices held");
-            self.log.fault(&what);
+            fault!(self.log, "{what}");
             self.lose(Loss::Devices { proxy, how });
         } else {
-            self.log.line(&format!("proxy {proxy} has ended: {how}"));
+            warn!(self.log, "proxy {proxy} has ended: {how}");
         }
     }
 
@@ -139,7 +140,7 @@ impl Recovery {
 
     fn cannot_end(&self, pid: u32, error: &dyn fmt::Display) {
         let why = "so its devices' memory is free only once the server gives the session up";
-        self.log.line(&format!("the session of proxy {pid} cannot be ended ({error}), {why}"));
+        warn!(self.log, "the session of proxy {pid} cannot be ended ({error}), {why}");
     }
 
     /// The program's first process has ended.
@@ -164,18 +165,19 @@ impl Recovery {
             (None, _) => Fate::GivenUp,
             (Some(limit), _) if self.used >= limit => {
                 let times = self.used;
-                self.log.line(&format!("{lost}: the job has gone back {times} times, not again"));
+                error!(self.log, "{lost}: the job has gone back {times} times, not again");
                 Fate::GivenUp
             }
             (Some(_), None) => {
-                self.log.line(&format!("{lost}: there is no image yet to go back to"));
+                error!(self.log, "{lost}: there is no image yet to go back to");
                 Fate::GivenUp
             }
             (Some(limit), Some((image, _))) => {
                 let (time, image) = (self.used + 1, image.display());
-                self.log.line(&format!(
+                warn!(
+                    self.log,
                     "{lost}: the job goes back to {image}, for time {time} of {limit} at most"
-                ));
+                );
                 Fate::GoingBack
             }
         };
@@ -214,9 +216,7 @@ impl Recovery {
 /// its init, and may not have said goodbye.
 pub(crate) fn end_sessions_of(folder: &Path, log: &JobLog) {
     end_sessions(FarSession::take_all(folder), |error| {
-        log.line(&format!(
-            "a session of the job cannot be ended ({error}): its server gives it up"
-        ));
+        warn!(log, "a session of the job cannot be ended ({error}): its server gives it up");
     });
 }
 
@@ -438,7 +438,7 @@ impl Init<'_> {
             return true;
         }
         if let Err(error) = fs::write(self.dir.lost(), "") {
-            recovery.log.line(&format!("{}: {error}", self.dir.lost().display()));
+            warn!(recovery.log, "{}: {error}", self.dir.lost().display());
         }
         self.job.end_by(libc::SIGKILL, LAST);
         false

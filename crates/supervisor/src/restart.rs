@@ -29,6 +29,7 @@ use crate::{
 };
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::{error, info, warn};
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_pmi::Rank;
@@ -262,14 +263,14 @@ fn restart_one(
     if manifest.devices.is_some()
         && let Err(error) = keeper.serve()
     {
-        log.line(&format!("{}: {error}: nothing is held in memory", dir.keeper().display()));
+        warn!(log, "{}: {error}: nothing is held in memory", dir.keeper().display());
     }
     let policy = spec.policy.or(Policy::of_image(manifest));
     let pid = restarted.root();
     let meta = Meta { pid, marks: Some(Marks::here(pid)), ..meta_of(spec, place, manifest) };
     // It runs: a disk that has become full does not change that.
     if let Err(error) = dir.write_meta(&meta) {
-        log.line(&error.to_string());
+        warn!(log, "{error}");
     }
     let restarted = Arc::new(restarted);
     let missed = Arc::new(Missed::new());
@@ -336,8 +337,9 @@ fn first_that_works<'a>(
         let former = former_folder(manifest)?;
         let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
         if let Some(None) = stand_in {
-            log.line(
-                "the folder that the job had is another job's by now, or another user's: its programs cannot ask for checkpoints, and processes that it starts get no devices",
+            warn!(
+                log,
+                "the folder that the job had is another job's by now, or another user's: its programs cannot ask for checkpoints, and processes that it starts get no devices"
             );
         }
         if let Some(launch) = &launch {
@@ -393,30 +395,28 @@ fn first_that_works<'a>(
             Ok(restarted) => {
                 GATE.passed();
                 let (ms, image) = (begin.elapsed().as_secs_f64() * 1e3, &restarted.image);
-                log.line(&format!("restarted from {} within {ms:.0} ms", image.display()));
+                info!(log, "restarted from {} within {ms:.0} ms", image.display());
                 if let Some(showing) = spec.showing {
                     (showing.restarted)(name, image);
                 }
                 if let Err(error) = Images::of(dir).add(image) {
-                    log.line(&error.to_string());
+                    warn!(log, "{error}");
                 }
-                restarted.notes.iter().for_each(|note| log.line(note));
+                restarted.notes.iter().for_each(|note| warn!(log, "{note}"));
                 return Ok((restarted, manifest, stand_in.flatten()));
             }
             // Another part may have been told first, which is this one's error then.
             Err(error) if matches!(error, EngineError::GivenUp) || give_up() => {
-                log.line("the restart was ended by a signal: nothing is left of it");
+                warn!(log, "the restart was ended by a signal: nothing is left of it");
                 return Err(EngineError::GivenUp.into());
             }
             Err(error) if GPU.held().is_some() => {
                 let image = folder.display();
-                log.line(&format!(
-                    "{image} does not come back from memory ({error}): now from its files"
-                ));
+                warn!(log, "{image} does not come back from memory ({error}): now from its files");
                 again = images.iter().find(|(path, _)| path == folder);
             }
             Err(error) => {
-                log.line(&format!("{} cannot be restarted: {error}", folder.display()));
+                error!(log, "{} cannot be restarted: {error}", folder.display());
                 let cores = thread::available_parallelism().map_or(1, usize::from);
                 if rest.peek().is_none() || kedge_image::verify(folder, cores).is_ok() {
                     return Err(error.into());
@@ -442,7 +442,7 @@ fn watch(
         signals::look_at_children();
     };
     if thread::Builder::new().name("wait".into()).spawn(wait).is_err() {
-        log.line("cannot start a thread: the job's end will not be noticed");
+        error!(log, "cannot start a thread: the job's end will not be noticed");
     }
     let signalled = restarted.clone();
     let control = dir.control();
@@ -613,13 +613,13 @@ impl Checkpointing<'_> {
         if let (Some(launch), Some(listener)) = (launch, GPU.listener())
             && let Err(error) = self.proxies.serve(listener, launch, log.clone(), None)
         {
-            log.line(&format!("cannot start a thread: {error}: no devices for other processes"));
+            error!(log, "cannot start a thread: {error}: no devices for other processes");
         }
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
-            log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
+            error!(log, "{}: {error}: no checkpoints", self.dir.control().display());
         }
         if let Err(error) = PMI.serve(log.clone()) {
-            log.line(&error.to_string());
+            warn!(log, "{error}");
         }
         checkpointer.take_part();
         // SIGCHLD is blocked here as in the process that this is a copy of.
@@ -629,7 +629,7 @@ impl Checkpointing<'_> {
             signals.child();
         }
         if let Some(failure) = job.failure() {
-            log.line(&format!("the job was ended: {failure}"));
+            error!(log, "the job was ended: {failure}");
         }
         checkpointer.ended();
         checkpointer.settle(None);

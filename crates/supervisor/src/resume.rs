@@ -10,6 +10,7 @@ use crate::missed::Missed;
 use crate::policy::Policy;
 use crate::restart::Candidates;
 use kedge_control::joblog::JobLog;
+use kedge_control::{note, warn};
 use kedge_image::{ImageError, Manifest, Part};
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
@@ -77,19 +78,19 @@ pub(crate) fn concluded(
         let dir = policy.dir.as_deref();
         let images = dir.map_or_else(|| Ok(Vec::new()), |dir| images(dir, job));
         if images.unwrap_or_default().iter().any(|(_, manifest)| manifest.captured >= since) {
-            log.note(&format!("saved before it ended with {outcome}: kedge ends with {status}"));
+            note!(log, "saved before it ended with {outcome}: kedge ends with {status}");
             return Outcome::Exited(status);
         }
         // The job would begin anew, and again.
         let why = "checkpoint on SIGTERM: its image is not whole: the job is not to be requeued";
-        log.line(why);
+        warn!(log, "{why}");
         missed.last(why.to_owned());
     }
     if let (true, Outcome::Exited(0), Some(dir)) = (policy.resume, outcome, &policy.dir)
         && let Err(error) = note_done(dir, job)
     {
         let path = mark(dir, job);
-        log.line(&format!("{}: {error}: a next --resume goes on from an image", path.display()));
+        warn!(log, "{}: {error}: a next --resume goes on from an image", path.display());
     }
     outcome
 }

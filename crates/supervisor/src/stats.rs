@@ -3,6 +3,7 @@
 use crate::JobSpec;
 use crate::jobs::{JobDir, JobName};
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_control::stats::{FORMAT, JobStats, Stats};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub(crate) fn of_job(
 ) -> JobStats {
     // A job without devices has no such folder.
     let stats = Stats::sum(&dir.stats()).unwrap_or_default();
-    stats.lines().iter().for_each(|line| log.note(line));
+    stats.lines().iter().for_each(|line| note!(log, "{line}"));
     JobStats {
         format: FORMAT,
         job: name.to_string(),

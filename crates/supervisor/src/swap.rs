@@ -3,6 +3,7 @@
 
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::quiesce::{QuiesceError, Resting};
+use kedge_control::note;
 use kedge_control::proxy::{Answer, ControlError, Order};
 use std::thread;
 use std::time::Duration;
@@ -27,7 +28,7 @@ impl Checkpointer {
             drop(self.proxies.quiesce(PATIENCE, &PREPARE)?);
         }
         let bytes = outcome?;
-        self.log.note(&format!("{} MiB of the job are off its devices", bytes >> 20));
+        note!(self.log, "{} MiB of the job are off its devices", bytes >> 20);
         Ok(bytes)
     }
 

@@ -8,6 +8,7 @@ use crate::joint::Joint;
 use crate::missed::Missed;
 use crate::policy::Policy;
 use crate::watch::take_one;
+use kedge_control::error;
 use kedge_control::job::{Order, Progress};
 use kedge_control::joblog::JobLog;
 use std::fs;
@@ -107,7 +108,7 @@ impl Ranks {
                 break;
             }
             let failure = format!("checkpoint on SIGTERM: {error}");
-            log.line(&failure);
+            error!(log, "{failure}");
             missed.last(failure);
             if left(deadline).is_some_and(|left| left.is_zero()) {
                 return false;

@@ -3,6 +3,7 @@
 use crate::jobs::JobDir;
 use kedge_control::joblog::JobLog;
 use kedge_control::trace::{Merged, Wanted, merge};
+use kedge_control::warn;
 
 /// There in the environment of a job that is traced, for the shim.
 pub(crate) const TRACED: &str = "KEDGE_TRACE_CALLS";
@@ -16,8 +17,8 @@ const NAMED: usize = 8;
 /// It cannot be written, or not be read what the proxies have told: in words, which the job's log
 /// has too.
 pub(crate) fn of_job(dir: &JobDir, wanted: &Wanted, log: &JobLog) -> Result<Merged, String> {
-    let merged = merge(&dir.trace(), wanted).inspect_err(|error| log.line(error))?;
-    let unreadable = |what: &str| log.line(&format!("cannot read what was traced: {what}"));
+    let merged = merge(&dir.trace(), wanted).inspect_err(|error| warn!(log, "{error}"))?;
+    let unreadable = |what: &str| warn!(log, "cannot read what was traced: {what}");
     merged.unread.iter().take(NAMED).for_each(|what| unreadable(what));
     if merged.unread.len() > NAMED {
         unreadable(&format!("{} more files", merged.unread.len() - NAMED));

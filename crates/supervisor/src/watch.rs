@@ -10,6 +10,7 @@ use crate::policy::{OnTerm, Policy};
 use crate::signals::{self, Signal, Signals};
 use crate::together::Ranks;
 use kedge_control::joblog::JobLog;
+use kedge_control::{error, note};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -87,16 +88,16 @@ impl Watch {
                 let order = Order { ahead: true, ..Order::default() };
                 let taken = take_one(&control, &order, Until::Durable, None, tell);
                 if let Err(error) = &taken {
-                    log.line(&format!("interval checkpoint: {error}"));
+                    error!(log, "interval checkpoint: {error}");
                 }
                 missed.took(&taken);
                 if let Some(news) = pace.news() {
-                    log.note(&news);
+                    note!(log, "{news}");
                 }
             }
         };
         if thread::Builder::new().name("interval".into()).spawn(all).is_err() {
-            self.log.line("cannot start a thread: there will be no interval checkpoints");
+            error!(self.log, "cannot start a thread: there will be no interval checkpoints");
         }
     }
 
@@ -126,14 +127,14 @@ impl Watch {
             match failure {
                 None => missed.captured_last(since),
                 Some(failure) => {
-                    log.line(&failure);
+                    error!(log, "{failure}");
                     missed.last(failure);
                 }
             }
             signal(libc::SIGTERM);
         };
         if thread::Builder::new().name("term".into()).spawn(last_word).is_err() {
-            self.log.line("cannot start a thread: no checkpoint on SIGTERM");
+            error!(self.log, "cannot start a thread: no checkpoint on SIGTERM");
             (self.signal)(libc::SIGTERM);
         }
         deadline
@@ -154,7 +155,7 @@ impl Watch {
             }
         };
         if thread::Builder::new().name("term".into()).spawn(last_word).is_err() {
-            self.log.line("cannot start a thread: no checkpoint on SIGTERM");
+            error!(self.log, "cannot start a thread: no checkpoint on SIGTERM");
         }
         // The others' image may be under way when the program ends.
         None

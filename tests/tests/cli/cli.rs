@@ -322,7 +322,7 @@ fn logs_are_the_job_s_and_the_latest_by_default() {
     assert_eq!(world.text(&["logs", "first", "-n", "1"]), " [31mthree\n");
     assert_eq!(world.text(&["logs", "--follow", "first"]).lines().count(), 3);
     let lines = world.json(&["logs", "--json"]);
-    has_fields(&lines, &["time", "process", "text"]);
+    has_fields(&lines, &["time", "level", "target", "job", "host", "process", "text"]);
     let said = failure(&world.output(&["logs", "nobody"]));
     assert!(said.contains("nobody") && said.contains("kedge ps --all"), "{said}");
 }

@@ -14,6 +14,7 @@ mod kernel_cache;
 mod kernel_faults;
 mod kubernetes;
 mod limits;
+mod logs;
 mod management;
 mod metrics;
 mod model;

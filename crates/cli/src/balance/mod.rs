@@ -23,6 +23,7 @@ use errors::Errors;
 use gains::Gains;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_supervisor::Supervisor;
 use kedge_supervisor::control::{self, AskError, Migrate, Moving};
 use kedge_supervisor::jobs::{JobName, Jobs, Meta, State};
@@ -356,7 +357,7 @@ impl Daemon<'_> {
         // Who reads the job's log finds why it has moved.
         let who = format!("kedge balance[{}]", std::process::id());
         if let Ok(joblog) = JobLog::open(&self.jobs.log_path(&found.name), who) {
-            joblog.note(&format!("moves to {to_name}: {}", log::because(&trigger)));
+            note!(joblog, "moves to {to_name}: {}", log::because(&trigger));
         }
         let (mut seconds, mut pause_seconds, mut bytes) = (0.0, 0.0_f64, 0);
         let tell = |moving: &Moving| match *moving {

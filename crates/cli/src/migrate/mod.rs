@@ -10,6 +10,7 @@ use crate::time::Time;
 use clap::Args;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_supervisor::Supervisor;
 use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};
@@ -193,7 +194,7 @@ impl Voice<'_> {
     /// Notes it in the job's log, unless it was the last that was noted.
     fn note(&mut self, said: &str) {
         if let Some(log) = self.log.as_ref().filter(|_| self.noted != said) {
-            log.note(said);
+            note!(log, "{said}");
             self.noted = said.to_owned();
         }
     }

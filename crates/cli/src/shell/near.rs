@@ -10,6 +10,7 @@ use crate::serve::ignored_signals;
 use kedge_control::job::{Ask, FailureKind, Launch, Reply, Request as Asked, VERSION};
 use kedge_control::job::{receive, send};
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_coordinator::JobKey;
 use kedge_keys::{PSK_BYTES, PskEnd};
 use kedge_supervisor::die_of;
@@ -136,7 +137,7 @@ fn plain(real: &Path, words: &[OsString], why: Option<&str>) -> ExitCode {
     let log = std::env::var_os("KEDGE_LOG").map(PathBuf::from);
     let log = log.and_then(|log| JobLog::open(&log, format!("ssh[{}]", std::process::id())).ok());
     if let (Some(why), Some(log)) = (why, log) {
-        log.line(&format!("{why}: what this ssh starts is not a part of the job"));
+        warn!(log, "{why}: what this ssh starts is not a part of the job");
     }
     let error = system(real).args(words).exec();
     output::complain(&format!("{}: {error}", real.display()));

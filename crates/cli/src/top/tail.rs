@@ -1,5 +1,6 @@
 //! The last lines of a job's log.
 
+use kedge_control::joblog::Line;
 use kedge_control::told;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -24,7 +25,7 @@ fn read(log: &Path, most: usize) -> io::Result<Vec<String>> {
     let skip = usize::from(from > 0);
     let lines: Vec<&str> = text.lines().skip(skip).collect();
     let last = lines.len().saturating_sub(most);
-    Ok(lines[last..].iter().map(|line| (*line).to_owned()).collect())
+    Ok(lines[last..].iter().map(|line| Line::parse(line).to_string()).collect())
 }
 
 #[cfg(test)]
@@ -36,9 +37,9 @@ mod tests {
     fn only_the_end_is_read() {
         let path = std::env::temp_dir().join(format!("kedge-top-tail-{}", std::process::id()));
         assert!(of(&path, 5).is_empty(), "there is none");
-        fs::write(&path, "one\ntwo\nthree").unwrap();
+        fs::write(&path, "2026-11-20T19:35:01.000Z INFO a b@c d[1]: one\ntwo\nthree").unwrap();
         assert_eq!(of(&path, 2), ["two", "three"]);
-        assert_eq!(of(&path, 9), ["one", "two", "three"]);
+        assert_eq!(of(&path, 9), ["2026-11-20T19:35:01.000Z d[1]: one", "two", "three"]);
         let long = format!("{}\nlast\n", "x".repeat(END as usize));
         fs::write(&path, long).unwrap();
         let told = of(&path, 9);

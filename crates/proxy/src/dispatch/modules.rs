@@ -2,6 +2,7 @@
 
 use super::Dispatcher;
 use crate::record::Image;
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_device::Code;
 use kedge_protocol::{CtxId, KernelNames, LoadError, ModuleId, ModuleImage};
@@ -61,7 +62,7 @@ impl Dispatcher {
     pub(super) fn loaded(&self, to: ReplyTo, result: Result<(), LoadError>) {
         if let Err(error) = &result {
             let code = CuError(error.code);
-            self.host.log.line(&format!("a module did not load: {code}: {}", &*error.message));
+            warn!(self.host.log, "a module did not load: {code}: {}", &*error.message);
         }
         self.answer(to, &result);
     }

@@ -1,6 +1,7 @@
 //! Devices on another machine, of which their server answers.
 
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_protocol::management::{Answer, Question, status};
 use kedge_remote::Management;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +33,7 @@ impl Devices {
                 Err(error) => why = error,
             }
         }
-        self.log.line(&format!("NVML is not answered: {why}"));
+        warn!(self.log, "NVML is not answered: {why}");
         Answer::of(status::DRIVER_NOT_LOADED)
     }
 

@@ -11,6 +11,7 @@ use crate::backend::BackendConfig;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::service::{Asker, Limits, Service};
+use kedge_control::warn;
 use kedge_device_nvidia::Nvml;
 use kedge_protocol::management::{Answer, Question, status};
 use kedge_socket::SocketError;
@@ -105,9 +106,10 @@ impl Management {
             GpuSpec::Local { .. } => match Nvml::open() {
                 Ok(nvml) => Source::Nvidia(nvml),
                 Err(status) => {
-                    self.log.line(&format!(
+                    warn!(
+                        self.log,
                         "NVML cannot be started here ({status}): programs that ask it are told that there is no driver"
-                    ));
+                    );
                     Source::Nobody(status)
                 }
             },
@@ -117,9 +119,10 @@ impl Management {
                 self.log.clone(),
             ))),
             GpuSpec::Several(_) => {
-                self.log.line(
+                warn!(
+                    self.log,
                     "NVML does not tell of devices of several places as yet: programs that ask it \
-                     are told that there is no driver",
+                     are told that there is no driver"
                 );
                 Source::Nobody(status::DRIVER_NOT_LOADED)
             }

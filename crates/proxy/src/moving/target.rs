@@ -16,6 +16,7 @@ use crate::restore::{Connection, RestoreError, Restored, Target, alike, repeat_s
 use crate::saved::DevicePiece;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_device::{Filling, NewBackend, Piece};
 use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, VERSION};
 use kedge_transport::Server;
@@ -256,7 +257,7 @@ impl<'a> Arriving<'a> {
         let notes = crossing.map_or(&saved.notes[..], |crossing| &crossing.notes);
         built.filling.more(notes)?;
         if let Err(error) = self.repeat(&steps, saved, &mut built.dispatcher) {
-            self.host.log.note(&format!("a move takes another proxy: {error}"));
+            note!(self.host.log, "a move takes another proxy: {error}");
             return Ok(None);
         }
         let mut pieces: Vec<Piece> =

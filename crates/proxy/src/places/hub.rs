@@ -8,6 +8,7 @@ use crate::host::ProxyHost;
 use crate::outlet::{Outlet, PrivateMemory};
 use crate::tickets::Tickets;
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{CtxId, Message, Output, Status};
 use kedge_transport::{Announcement, ReplyTo, SLOTS};
@@ -128,7 +129,7 @@ impl Hub {
     }
 
     pub(super) fn log(&self, line: &str) {
-        self.log.line(line);
+        warn!(self.log, "{line}");
     }
 
     pub(super) fn gates(&self) -> MutexGuard<'_, Gates> {

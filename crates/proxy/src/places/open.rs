@@ -14,6 +14,7 @@ use crate::remote::open::{Client, SessionError, open_session};
 use crate::visible::Cut;
 use kedge_control::gpu::{self, GpuSpec, Several};
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::Windows;
 use kedge_cuda_types::attribute as attr;
@@ -118,7 +119,7 @@ fn seen(wants: &Wants<'_>) -> Result<Vec<gpu::Place>, BuildError> {
     let (devices, cut) = chosen(several.len(), &hello.choice)?;
     if let Some(cut) = cut {
         let list = hello.choice.visible.as_deref().unwrap_or_default();
-        log.line(&format!("CUDA_VISIBLE_DEVICES={list}: {cut}"));
+        warn!(log, "CUDA_VISIBLE_DEVICES={list}: {cut}");
     }
     Ok(several.seen(&devices))
 }

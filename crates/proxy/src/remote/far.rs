@@ -110,7 +110,8 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let line = Line::start(links.clone(), Mirror::new(arena))?;
     let staged = Arc::<Mutex<Staged>>::default();
     let told = line.clone();
-    let log = Arc::new(JobLog::told(move |text| outlet::log(&told, text)));
+    let who = format!("proxy[{}]", std::process::id());
+    let log = Arc::new(JobLog::told(who, move |entry| outlet::log(&told, entry.line())));
     let memory = FarMemory::new(line.clone(), staged.clone());
     let host = ProxyHost::new(LineOutlet(line.clone()), memory, log, None);
     let host = Arc::new(host.with_account(account.clone()));

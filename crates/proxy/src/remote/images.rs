@@ -8,6 +8,7 @@ use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Stored
 use crate::local::{Local, Taken};
 use crate::moving::{Crossed, Follows, LineError, Shown, Way};
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_device::Drained as FromDevices;
 use kedge_image::{Choice, ImageError, ImageWriter, Layers};
 use kedge_remote::{
@@ -166,7 +167,7 @@ impl Images {
         let (images, serves) = (self.clone(), links.clone());
         let serve = move || {
             if let Err(error) = images.serve(FilesLine { links: serves, reading }) {
-                log.line(&format!("the connection for an image's bytes: {error}"));
+                warn!(log, "the connection for an image's bytes: {error}");
             }
         };
         if std::thread::Builder::new().name("image".into()).spawn(serve).is_err() {

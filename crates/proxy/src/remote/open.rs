@@ -6,6 +6,7 @@ use crate::host::ProxyHost;
 use kedge_control::gpu::Server;
 use kedge_control::proxy::EXIT_LOST;
 use kedge_control::session::FarSession;
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_kernel_cache::Digest;
 use kedge_protocol::{DeviceChoice, Hello, Welcome};
@@ -76,13 +77,13 @@ pub(crate) fn open_session(
     if let Some(folder) = host.folder()
         && let Err(error) = note(&folder, &FarSession { server: server.clone(), key })
     {
-        log.line(&format!("{}: cannot say which session it has: {error}", folder.display()));
+        warn!(log, "{}: cannot say which session it has: {error}", folder.display());
     }
     let _opening = Opening::begin();
     let connected = kedge_remote::connect(&server, key, wanted)?;
     let welcome = connected.welcome.clone();
     let over = move |why: &str| {
-        log.line(why);
+        warn!(log, "{why}");
         session::is_over(&key);
         ending::end_now(EXIT_LOST as u8)
     };

@@ -513,8 +513,8 @@ pub(crate) fn answer(line: &Line, answer: Answer) -> io::Result<()> {
 }
 
 /// A line of the log, for the job's own.
-pub(crate) fn log(line: &Line, text: &str) {
-    let _ = line.say_soon(&ToNear::Line { text: Text::truncated(text.to_owned()) });
+pub(crate) fn log(line: &Line, text: String) {
+    let _ = line.say_soon(&ToNear::Line { text: Text::truncated(text) });
 }
 
 /// Encodes a refusal of a call, which is the same for all types of replies.

@@ -15,6 +15,7 @@ use crate::host::ProxyHost;
 use crate::moving::{Follows, Shown};
 use kedge_control::joblog::JobLog;
 use kedge_control::sharing::{Bond, What};
+use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_device::{Host, SnapshotError};
 use kedge_gpu_image::SavedStep;
@@ -211,7 +212,7 @@ impl Session {
         let dialer = |which: Which, say: Option<Arc<JobLog>>| {
             let say = move |text: &str| {
                 let news = say.iter().filter(|_| !ENDING.load(Ordering::SeqCst));
-                news.for_each(|log| log.line(text));
+                news.for_each(|log| warn!(log, "{text}"));
             };
             Dialer::new(&server, key, which.number(), reconnect, say)
         };
@@ -547,7 +548,7 @@ impl Near {
                 *call = Call::PeerOpen { handle: *handle, name };
             }
             Call::Adopt { .. } => {
-                self.host.log(&format!("{} failed: {NOT_FAR}", call.name()));
+                warn!(self.host.log, "{} failed: {NOT_FAR}", call.name());
                 return Err(CuError::NOT_SUPPORTED);
             }
             _ => {}
@@ -565,7 +566,7 @@ impl Near {
 
     fn send_stand_in(&self, reply: &[u8]) -> Result<(), CuError> {
         let failed = |why: &dyn Display| {
-            self.host.log(&format!("cannot send the client a descriptor: {why}"));
+            warn!(self.host.log, "cannot send the client a descriptor: {why}");
             CuError::OPERATING_SYSTEM
         };
         let named = kedge_wire::decode::<Result<PeerName, u32>>(reply);
@@ -640,7 +641,7 @@ impl Near {
                     return Err("it has changed memory that is none".into());
                 }
             }
-            ToNear::Line { text } => host.log(&text),
+            ToNear::Line { text } => host.log.on(&self.server).relay(&text),
             ToNear::Answer { answer: told } => {
                 let one_less = |ordered: u32| ordered.checked_sub(1);
                 self.ordered
@@ -707,7 +708,7 @@ impl Near {
 
     /// Says something in the job's log.
     pub(super) fn log(&self, text: &str) {
-        self.host.log(text);
+        warn!(self.host.log, "{text}");
     }
 
     /// Returns whether a message names this memory, which devices may read.
@@ -722,10 +723,11 @@ impl Near {
             return Err(format!("it writes memory that no message names, at {addr:#x}"));
         }
         if let Err(error) = self.host.write_client(addr, bytes) {
-            self.host.log(&format!(
+            warn!(
+                self.host.log,
                 "a copy to {} bytes at {addr:#x} of the program's memory failed: {error}",
                 bytes.len()
-            ));
+            );
         }
         Ok(())
     }

@@ -117,7 +117,7 @@ impl FarMemory {
     /// A cache that cannot be used costs time, and nothing else: it is told once.
     fn cannot(&self, error: &CacheError) {
         if !self.told.swap(true, Ordering::Relaxed) {
-            outlet::log(&self.line, &format!("the server keeps no modules: {error}"));
+            outlet::log(&self.line, format!("the server keeps no modules: {error}"));
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::phases;
 use crate::quiesce::Resting;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
+use kedge_control::warn;
 use kedge_gpu_image::place_file;
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::PluginError;
@@ -84,7 +85,7 @@ fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
     let order = Order::Hold { image, file: Text::truncated(name.to_owned()) };
     let held = client.proxy.control.does(&order, LIMIT);
     if let Err(error) = &held {
-        log.line(&format!("process {}: nothing is held in memory: {error}", client.pid));
+        warn!(log, "process {}: nothing is held in memory: {error}", client.pid);
     }
     held.is_ok()
 }

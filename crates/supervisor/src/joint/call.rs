@@ -4,6 +4,8 @@ use super::Joint;
 use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::Checkpointer;
 use crate::control::Order;
+use kedge_control::joblog::COORDINATOR;
+use kedge_control::warn;
 use kedge_coordinator::{Client, ClientError, Notice};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -58,7 +60,7 @@ pub(super) fn answer_calls(joint: &Joint, checkpointer: &Arc<Checkpointer>) {
             .join_as_part()
             .and_then(|client| answer_with(joint, checkpointer, client, &mut last));
         if let Err(error) = end {
-            checkpointer.log.line(&format!("{}: {error}", joint.job));
+            warn!(target: COORDINATOR, checkpointer.log, "{}: {error}", joint.job);
         }
         thread::sleep(PAUSE);
     }

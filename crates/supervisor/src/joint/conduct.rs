@@ -8,6 +8,8 @@ use crate::checkpoint::{CheckpointError, Checkpointer, LAUNCHES};
 use crate::control::{Order, Progress};
 use crate::jobs::{self, JobName, by_number};
 use crate::turn::Turn;
+use kedge_control::info;
+use kedge_control::joblog::COORDINATOR;
 use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Parent, Part, Pin};
 use kedge_process::{Together, Tracker};
@@ -127,12 +129,14 @@ impl Checkpointer {
         let _ = meeting.arrive(Step::Committed);
         let (image, bytes) = (call.folder.clone(), manifest.bytes());
         let seconds = begin.elapsed().as_secs_f64();
-        self.log.line(&format!(
+        info!(
+            target: COORDINATOR,
+            self.log,
             "checkpoint {}: {} parts, {} processes, {bytes} bytes, durable after {seconds:.2} s",
             image.display(),
             parts.len(),
-            manifest.process_count(),
-        ));
+            manifest.process_count()
+        );
         let verified = call.order.verify.then(|| "each part".to_owned());
         tell(Progress::Durable { image, bytes, seconds, verified });
         Ok(())

@@ -5,6 +5,8 @@ use super::{Joint, part_name};
 use crate::checkpoint::Checkpointer;
 use crate::jobs::{JobError, Jobs};
 use kedge_control::job::Launch;
+use kedge_control::joblog::COORDINATOR;
+use kedge_control::{note, warn};
 use kedge_coordinator::{Far, FarError, JobKey};
 use kedge_image::DeviceLimits;
 use std::io;
@@ -133,9 +135,13 @@ impl Checkpointer {
         let joint = first_part(self, toward)?;
         let at = joint.place.far.as_ref().map(|far| far.address().to_string()).unwrap_or_default();
         let joint = self.joint.get_or_init(|| joint);
-        self.log.note(&format!("it starts a remote shell: its parts on other hosts meet at {at}"));
+        note!(
+            target: COORDINATOR,
+            self.log,
+            "it starts a remote shell: its parts on other hosts meet at {at}"
+        );
         let warning = self.recovery.is_wanted().then(|| NO_RECOVERY.to_owned());
-        warning.iter().for_each(|warning| self.log.line(warning));
+        warning.iter().for_each(|warning| warn!(target: COORDINATOR, self.log, "{warning}"));
         // Its image is one of several, of which it alone is none.
         self.recovery.give_up();
         self.take_part();

@@ -27,6 +27,8 @@ use crate::checkpoint::Checkpointer;
 use crate::jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use crate::signals::Signals;
 use crate::together::Saved;
+use kedge_control::error;
+use kedge_control::joblog::COORDINATOR;
 use kedge_coordinator::{Client, ClientError, Far, Leader, Member, Place};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -201,7 +203,11 @@ impl Checkpointer {
         let checkpointer = self.clone();
         let part = thread::Builder::new().name("part".into());
         if part.spawn(move || call::answer_calls(&joint, &checkpointer)).is_err() {
-            self.log.line("cannot start a thread: the job cannot be checkpointed as a whole");
+            error!(
+                target: COORDINATOR,
+                self.log,
+                "cannot start a thread: the job cannot be checkpointed as a whole"
+            );
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::quiesce::QuiesceError;
 use kedge_control::gpu::{BadGpuSpec, GpuSpec};
 use kedge_control::job::{FailureKind, Migrate, Moving};
 use kedge_control::proxy::ControlError;
+use kedge_control::{error, warn};
 use owner::Owner;
 use std::io;
 use std::path::Path;
@@ -97,7 +98,7 @@ impl Checkpointer {
         let moved = self.move_all(order, &mut tell);
         if let Err(error) = &moved {
             let what = if order.check { "cannot move" } else { "not moved" };
-            self.log.line(&format!("{what}: {error}"));
+            error!(self.log, "{what}: {error}");
         }
         let (processes, seconds) = (moved?, begin.elapsed().as_secs_f64());
         tell(Moving::Done { processes, seconds });
@@ -129,7 +130,7 @@ impl Checkpointer {
     fn is_on(&self, gpu: &GpuSpec) {
         let gpu = gpu.to_string();
         if let Err(error) = jobs::note_gpu(&self.home, &gpu) {
-            self.log.line(&format!("cannot note that the job is on {gpu}: {error}"));
+            warn!(self.log, "cannot note that the job is on {gpu}: {error}");
         }
         if let Some(devices) = self.devices().as_mut() {
             devices.gpu = gpu;

@@ -10,6 +10,7 @@ use crate::phases;
 use crate::proxies::{Launch, Proxy, ProxyId};
 use crate::quiesce::Quiet;
 use kedge_control::job::{Migrate, Moving, Settles};
+use kedge_control::note;
 use kedge_control::proxy::Order;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -361,11 +362,12 @@ impl<'a> Together<'a> {
 
     fn told(&self, one: &Settled, seconds: f64, why: Settles, tell: &mut dyn FnMut(Moving)) {
         let Settled { pid: process, from, to, bytes } = *one;
-        self.job.log.note(&format!(
+        note!(
+            self.job.log,
             "process {process} has moved: proxy {to} after proxy {from}, {bytes} bytes in a pause \
              of {:.1} ms",
             seconds * 1e3
-        ));
+        );
         tell(Moving::Pause { process, bytes, seconds, why });
     }
 

@@ -2,6 +2,7 @@
 
 use super::{End, Open, RankError, Seat};
 use kedge_control::joblog::JobLog;
+use kedge_control::warn;
 use kedge_pmi::{Rank, Relay, Saved};
 use kedge_process::plugins::Others;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -83,7 +84,7 @@ impl Link {
         let mut open = Open::after(seat, rank)?;
         let meet = move || {
             if let Err(error) = open.fence(None).and_then(|()| open.end()) {
-                log.line(&format!("the rank's session with its step is over: {error}"));
+                warn!(log, "the rank's session with its step is over: {error}");
             }
         };
         let thread = thread::Builder::new().name("relay".into()).spawn(meet);
@@ -118,7 +119,7 @@ impl Link {
         let run = move || {
             let end = runs.run(open);
             if let Err(error) = &end {
-                log.line(&format!("the rank's session with its step is over: {error}"));
+                warn!(log, "the rank's session with its step is over: {error}");
                 // The program is told, as by a daemon that has ended.
                 let _ = runs.own.shutdown(std::net::Shutdown::Both);
             }

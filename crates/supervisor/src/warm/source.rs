@@ -3,6 +3,7 @@
 use super::adopted::{WarmProxy, bring_to_own_group};
 use super::{Kind, node_socket};
 use kedge_control::joblog::JobLog;
+use kedge_control::note;
 use kedge_control::warm::{Ask, PATIENCE, Reply, ask};
 use kedge_socket::SocketError;
 use kedge_wire::Text;
@@ -47,16 +48,17 @@ impl Sources {
         let kind = Text::new(serde_json::to_string(&self.kind).ok()?).ok()?;
         let order = Ask::Take { kind, wait_ms: STARTING.as_millis() as u32 };
         let cold = |why: &str| {
-            self.log.note(&format!("no warm proxy from {whose} keeper ({why}): a new one starts"));
+            note!(self.log, "no warm proxy from {whose} keeper ({why}): a new one starts");
             None
         };
         match ask(socket, &order, STARTING + PATIENCE) {
             Ok((Reply::Ready { pid }, fds)) => match <[OwnedFd; 2]>::try_from(fds) {
                 Ok([control, process]) => {
                     if !bring_to_own_group(pid).unwrap_or(false) {
-                        self.log.note(&format!(
+                        note!(
+                            self.log,
                             "the warm proxy {pid} stays in the control group of its keeper"
-                        ));
+                        );
                     }
                     Some(WarmProxy::new(pid, control, process))
                 }
