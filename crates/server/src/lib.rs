@@ -29,6 +29,7 @@ pub use said::{Event, Said};
 use claims::Claims;
 use homes::Owner;
 use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
 use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits, Name, Whose};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
@@ -119,16 +120,16 @@ struct Lender {
     openings: Openings,
     /// Connections that were refused before it was known whose they are.
     strangers: AtomicU64,
-    say: fn(&Said),
+    log: JobLog,
 }
 
 impl Server {
-    /// Listens. `say` is told what happens, a line each.
+    /// Listens. `log` is told what happens, an event each, whose fields are those of [`Said`].
     ///
     /// # Errors
     /// The address cannot be had, or is one that others reach and there is no key; the devices are
     /// not this machine's.
-    pub fn bind(spec: ServeSpec, say: fn(&Said)) -> Result<Server, ServeError> {
+    pub fn bind(spec: ServeSpec, log: JobLog) -> Result<Server, ServeError> {
         if matches!(spec.gpu, GpuSpec::Remote { .. } | GpuSpec::Several(_)) {
             return Err(ServeError::NotHere(spec.gpu.to_string()));
         }
@@ -145,7 +146,7 @@ impl Server {
         if !is_here(address) {
             if spec.users.is_none() && rustix::process::geteuid().is_root() {
                 let root = "proxies of all keys run as root: --users gives each a user of its own";
-                say(&Said::new(Event::Advice, root));
+                Said::new(Event::Advice, root).log(&log);
             }
             let keys = spec.keys.as_ref().ok_or(KeyError::NoIdentity);
             let read = keys.and_then(|keys| keys.identity().and_then(|_| keys.pins()));
@@ -153,14 +154,14 @@ impl Server {
             if pins.is_empty() {
                 let nobody = "nobody may connect from other machines as yet: \
                               `kedge keys add NAME FILE`";
-                say(&Said::new(Event::Advice, nobody));
+                Said::new(Event::Advice, nobody).log(&log);
             }
         }
         let listener =
             TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
         let (sessions, taken, strangers) = Default::default();
         let openings = Openings::new(MAX_OPENING);
-        let lender = Arc::new(Lender { spec, sessions, taken, openings, strangers, say });
+        let lender = Arc::new(Lender { spec, sessions, taken, openings, strangers, log });
         if !is_here(address) {
             let watched = Arc::downgrade(&lender);
             let watch = move || {
@@ -278,11 +279,11 @@ type Admitted = (Option<Client>, Connection);
 
 impl Lender {
     fn trouble(&self, text: impl Into<String>) {
-        (self.say)(&Said::new(Event::Trouble, text));
+        Said::new(Event::Trouble, text).log(&self.log);
     }
 
     fn ending(&self, text: impl Into<String>) {
-        (self.say)(&Said::new(Event::Ending, text));
+        Said::new(Event::Ending, text).log(&self.log);
     }
 
     /// Says that somebody gets nothing.
@@ -292,7 +293,7 @@ impl Lender {
             None => format!("{from}: {why}"),
         };
         let (key, from) = (key.map(Name::to_string), Some(from));
-        (self.say)(&Said { key, from, ..Said::new(Event::Refused, text) });
+        Said { key, from, ..Said::new(Event::Refused, text) }.log(&self.log);
     }
 
     /// Ends the sessions whose keys are not pinned any more. `failed` is why the pins could not be
@@ -506,21 +507,21 @@ impl Lender {
         // Without it the proxy ends.
         let handed = sessions::tell_terms(&channel, terms, stream);
         let (lender, begins) = (self.clone(), said.clone());
-        let (say, speaker) = (self.say, said.clone());
+        let (log, speaker) = (self.log.clone(), said.clone());
         let of = format!("proxy {pid} of {from}");
         let words = Words::hear(words, move |text| {
             let text = format!("{of}: {text}");
-            say(&Said { event: Event::Trouble, text, ..speaker.clone() });
+            Said { event: Event::Trouble, text, ..speaker.clone() }.log(&log);
         });
         let wait = move || {
             let ended = lender.sessions.wait(&key, proxy);
             // Without a thread for them they are lost, and the proxy is none the worse for it.
             words.into_iter().for_each(Words::end);
             let text = format!("{name} of {from} on {gpu} ends: {ended}");
-            (lender.say)(&Said { event: Event::Ends, text, ..said });
+            Said { event: Event::Ends, text, ..said }.log(&lender.log);
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
-        (self.say)(&begins);
+        begins.log(&self.log);
         // A proxy without its terms would take any other word for them.
         if handed.is_ok() {
             self.take_turns(&key, &channel);
@@ -567,7 +568,7 @@ mod tests {
     /// `kedge run` looks whether a server is there, and is gone before that has looked whose it is.
     #[test]
     fn who_looks_whether_it_is_there_is_no_stranger() {
-        let server = Server::bind(spec("127.0.0.1:0", "soft", 1), |_| ()).unwrap();
+        let server = Server::bind(spec("127.0.0.1:0", "soft", 1), JobLog::none()).unwrap();
         let heard = |said: &[u8]| {
             let mut client = TcpStream::connect(server.address().unwrap()).unwrap();
             client.write_all(said).unwrap();
@@ -586,12 +587,13 @@ mod tests {
 
     #[test]
     fn what_others_reach_takes_keys() {
-        let open = Server::bind(spec("0.0.0.0:0", "soft", 1), |_| ());
+        let open = Server::bind(spec("0.0.0.0:0", "soft", 1), JobLog::none());
         assert!(matches!(open, Err(ServeError::Keys { source: KeyError::NoIdentity, .. })));
-        let elsewhere = Server::bind(spec("127.0.0.1:0", "other:1", 1), |_| ());
+        let elsewhere = Server::bind(spec("127.0.0.1:0", "other:1", 1), JobLog::none());
         assert!(matches!(elsewhere, Err(ServeError::NotHere(_))));
-        let server = Server::bind(spec("127.0.0.1:0", "soft", 1), |_| ()).unwrap();
-        let taken = Server::bind(spec(&server.address().unwrap().to_string(), "soft", 1), |_| ());
+        let server = Server::bind(spec("127.0.0.1:0", "soft", 1), JobLog::none()).unwrap();
+        let taken =
+            Server::bind(spec(&server.address().unwrap().to_string(), "soft", 1), JobLog::none());
         assert!(matches!(taken, Err(ServeError::Listen { .. })));
     }
 }

@@ -1,6 +1,11 @@
 //! What a server says of what happens.
 
+use kedge_control::job_event;
+use kedge_control::joblog::JobLog;
 use std::net::SocketAddr;
+
+/// The target of what it says.
+const TARGET: &str = "server";
 
 /// What that is about, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,5 +60,29 @@ impl Said {
     /// What is about nobody.
     pub fn new(event: Event, text: impl Into<String>) -> Said {
         Said { event, text: text.into(), key: None, from: None, gpu: None, proxy: None }
+    }
+
+    /// Logs it: an event whose fields are what is known.
+    pub fn log(&self, log: &JobLog) {
+        let (event, text) = (self.event.name(), &self.text);
+        let (key, gpu, proxy) = (self.key.as_deref(), self.gpu.as_deref(), self.proxy);
+        let from = self.from.map(|from| from.to_string());
+        let from = from.as_deref();
+        macro_rules! said {
+            ($level:ident) => {
+                job_event!(
+                    $level Plain,
+                    target: TARGET,
+                    fields: { event, key, from, gpu, proxy },
+                    log,
+                    "{text}"
+                )
+            };
+        }
+        match self.event {
+            Event::Trouble => said!(ERROR),
+            Event::Refused | Event::Advice => said!(WARN),
+            Event::Serves | Event::Begins | Event::Ends | Event::Ending => said!(INFO),
+        }
     }
 }

@@ -107,11 +107,12 @@ impl Lender {
         let pid = child.id();
         let begins = format!("a job of {from} moves here, by process {pid}");
         let said = Said { key, from: peer, ..Said::new(Event::Begins, begins) };
-        (self.say)(&said);
-        let (say, speaker, of) = (self.say, said.clone(), format!("process {pid} of {from}"));
+        said.log(&self.log);
+        let (log, speaker, of) =
+            (self.log.clone(), said.clone(), format!("process {pid} of {from}"));
         let words = Words::hear(words, move |text| {
             let text = format!("{of}: {text}");
-            say(&Said { event: Event::Trouble, text, ..speaker.clone() });
+            Said { event: Event::Trouble, text, ..speaker.clone() }.log(&log);
         });
         let lender = self.clone();
         let wait = move || {
@@ -119,7 +120,7 @@ impl Lender {
             lender.taken.locked().remove(&token);
             words.into_iter().for_each(Words::end);
             let text = format!("the process {pid} that took a job of {from} has ended: {ended}");
-            (lender.say)(&Said { event: Event::Ends, text, ..said });
+            Said { event: Event::Ends, text, ..said }.log(&lender.log);
         };
         let waits = thread::Builder::new().name("taken".into()).stack_size(64 << 10).spawn(wait);
         waits.map(drop).and(offered).map_err(|error| error.to_string()).and(handed)

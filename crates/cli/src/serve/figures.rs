@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::http::{self, Page};
 use crate::prometheus::{self, Sample};
+use kedge_control::joblog::JobLog;
 use kedge_server::{Event, Figures, Said, TenantFigures, Watch};
 use std::net::SocketAddr;
 use std::thread;
@@ -15,10 +16,10 @@ const HERE: &str = "(this machine)";
 ///
 /// # Errors
 /// Nothing can listen there.
-pub(super) fn tell(address: SocketAddr, watch: Watch, say: fn(&Said)) -> Result<(), Failure> {
+pub(super) fn tell(address: SocketAddr, watch: Watch, log: &JobLog) -> Result<(), Failure> {
     let listener = http::listen(address)?;
     let at = format!("its figures are at http://{}/metrics", listener.local_addr()?);
-    say(&Said::new(Event::Serves, at));
+    Said::new(Event::Serves, at).log(log);
     let answer = move || {
         http::serve(&listener, &|path| match path {
             "/metrics" => Some(Ok(Page::Figures(render(&watch.figures())))),

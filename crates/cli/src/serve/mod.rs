@@ -10,6 +10,7 @@ use crate::size::Size;
 use crate::time::Time;
 use clap::{Args, ValueEnum};
 use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
+use kedge_control::joblog::JobLog;
 use kedge_keys::Keys;
 use kedge_server::{Ender, Event, Said, ServeSpec, Server, Users};
 use kedge_supervisor::Parts;
@@ -99,10 +100,11 @@ enum LogFormat {
 }
 
 impl LogFormat {
-    fn say(self) -> fn(&Said) {
+    fn log(self) -> JobLog {
+        let who = format!("kedge[{}]", process::id());
         match self {
-            LogFormat::Text => log::text,
-            LogFormat::Json => log::json,
+            LogFormat::Text => JobLog::told(who, log::text),
+            LogFormat::Json => JobLog::told(who, log::json),
         }
     }
 }
@@ -119,16 +121,17 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let gpu_spec = gpu.clone();
     let spec =
         ServeSpec { listen, gpu: gpu_spec, devices, soft_memory, users, keys, proxy, takes_jobs };
-    let say = args.log_format.say();
-    let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
+    let log = args.log_format.log();
+    let server =
+        Server::bind(spec, log.clone()).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
     if let Some(address) = args.metrics {
-        figures::tell(address, server.watch(), say)?;
+        figures::tell(address, server.watch(), &log)?;
     }
     end_when_told(server.ender(), args.grace.0)?;
     let lent = Said::new(Event::Serves, format!("{gpu} is lent at {address}"));
     readiness::ready(&lent.text);
-    say(&Said { gpu: Some(gpu.to_string()), ..lent });
+    Said { gpu: Some(gpu.to_string()), ..lent }.log(&log);
     server.serve()
 }
 
