@@ -12,23 +12,43 @@ const MOST: u64 = 32 << 20;
 
 static LOG: OnceLock<Option<PathBuf>> = OnceLock::new();
 
+/// How much a line matters: the name of one of `kedge_control::joblog`'s levels.
+type Level = &'static str;
+const ERROR: Level = "ERROR";
+const WARN: Level = "WARN";
+const TRACE: Level = "TRACE";
+
 /// Appends one line to the file that KEDGE_LOG names, in one write; without one it is dropped.
 pub(crate) fn line(text: &str) {
-    if let Some(log) = LOG.get_or_init(|| std::env::var_os("KEDGE_LOG").map(PathBuf::from)) {
-        append(log, text);
-    }
+    write(WARN, text);
+}
+
+/// As [`line`], for a defect of kedge.
+pub(crate) fn defect(text: &str) {
+    write(ERROR, text);
+}
+
+/// As [`line`], for each call of a program whose calls are logged.
+pub(crate) fn trace(text: &str) {
+    write(TRACE, &format!("trace: {text}"));
 }
 
 /// As [`line`], for what the program was refused. When it fails, its user is told, too: the
 /// supervisor looks for lines that begin so (`kedge_control::joblog`).
 pub(crate) fn refused(text: &str) {
-    line(&format!("refused: {text}"));
+    write(WARN, &format!("refused: {text}"));
+}
+
+fn write(level: Level, text: &str) {
+    if let Some(log) = LOG.get_or_init(|| std::env::var_os("KEDGE_LOG").map(PathBuf::from)) {
+        append(log, level, text);
+    }
 }
 
 /// Opens the file for each line: a descriptor that stays would be the program's to close and to
 /// number anew, and a checkpoint would take the log for a file of the program's.
-fn append(log: &Path, text: &str) {
-    let mut line = format!("[{}] ", std::process::id());
+fn append(log: &Path, level: Level, text: &str) {
+    let mut line = format!("[{} {level}] ", std::process::id());
     line.extend(text.chars().map(|c| if c == '\n' { ' ' } else { c }));
     line.push('\n');
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
@@ -52,15 +72,15 @@ mod tests {
             let targets = links.filter_map(|link| fs::read_link(link.ok()?.path()).ok());
             targets.filter(|target| *target == log).count()
         };
-        append(&log, "one\nline");
-        append(&log, "another");
+        append(&log, WARN, "one\nline");
+        append(&log, TRACE, "another");
         let pid = std::process::id();
-        let expected = format!("[{pid}] one line\n[{pid}] another\n");
+        let expected = format!("[{pid} WARN] one line\n[{pid} TRACE] another\n");
         assert_eq!((fs::read_to_string(&log).unwrap(), ours()), (expected, 0));
         File::options().write(true).open(&log).unwrap().set_len(MOST).unwrap();
-        append(&log, "no more");
+        append(&log, WARN, "no more");
         assert_eq!(fs::metadata(&log).unwrap().len(), MOST);
         fs::remove_file(&log).unwrap();
-        append(Path::new("/nowhere/log"), "is dropped");
+        append(Path::new("/nowhere/log"), WARN, "is dropped");
     }
 }

@@ -67,7 +67,7 @@ fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> CUresult {
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("no message");
-    log::line(&format!("{name} panicked, a defect of kedge: {text}"));
+    log::defect(&format!("{name} panicked, a defect of kedge: {text}"));
     CuError::UNKNOWN.0
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn begin(name: &str) -> u64 {
 fn note_begin(name: &str) -> u64 {
     let tracing = TRACING.load(Ordering::Relaxed);
     if tracing & BEGUN != 0 {
-        log::line(&format!("trace: {} begins {name}", thread()));
+        log::trace(&format!("{} begins {name}", thread()));
     }
     if tracing & TIMED != 0 { monotonic() } else { 0 }
 }
@@ -221,7 +221,7 @@ pub(crate) fn trace(name: &str, begun: u64, args: &[(&str, &dyn fmt::Debug)], ou
     if tracing & LOGGED == 0 {
         return;
     }
-    let mut line = format!("trace: {} {name}(", thread());
+    let mut line = format!("{} {name}(", thread());
     for (index, (arg, value)) in args.iter().enumerate() {
         let comma = if index == 0 { "" } else { ", " };
         let _ = write!(line, "{comma}{arg}={value:x?}");
@@ -230,7 +230,7 @@ pub(crate) fn trace(name: &str, begun: u64, args: &[(&str, &dyn fmt::Debug)], ou
         0 => write!(line, ") = 0"),
         code => write!(line, ") = {}", CuError(code)),
     };
-    log::line(&line);
+    log::trace(&line);
 }
 
 #[cfg(test)]

@@ -216,7 +216,7 @@ pub(super) unsafe extern "C" fn each_function(
         }
     };
     if entry::logging() {
-        log::line(&format!("trace: each_function({module:x?}): {functions:x?}"));
+        log::trace(&format!("each_function({module:x?}): {functions:x?}"));
     }
     for function in functions {
         // SAFETY: the caller's function, with the caller's word.
