@@ -32,6 +32,11 @@ const WITHOUT_UNSAFE: [&str; 18] = [
 const WITHOUT_DEVICES: [&str; 2] = ["cli", "supervisor"];
 const DEVICES: [&str; 4] = ["proxy", "device", "device-nvidia", "device-soft"];
 
+/// What is loaded into programs links no `tracing`, which `control` brings: its state would be the
+/// program's.
+const IN_PROGRAMS: [&str; 4] = ["shim", "nvml", "cache-client", "cache-preload"];
+const EVENTS: [&str; 1] = ["control"];
+
 /// Fails with every arrow that points up or sideways, and every crate that has no layer.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let read = |path: &str| {
@@ -70,6 +75,11 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     for name in WITHOUT_DEVICES {
         if let Some(chain) = chain(&needs, name, &DEVICES) {
             let _ = writeln!(wrong, "{name} must link no device: {}", chain.join(" → "));
+        }
+    }
+    for name in IN_PROGRAMS {
+        if let Some(chain) = chain(&needs, name, &EVENTS) {
+            let _ = writeln!(wrong, "{name} must link no tracing: {}", chain.join(" → "));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(format!("layering:\n{wrong}")) }
