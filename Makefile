@@ -44,6 +44,7 @@ soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 
 check: ## formatting, lints, layering, generated files, the page of GPUs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	CUSTOM_LIBFUZZER_PATH=/nowhere/libfuzzer.a cargo check --release --manifest-path fuzz/Cargo.toml --target-dir target --locked
 	cargo xtask layering
 	cargo xtask columns
 	cargo xtask links
