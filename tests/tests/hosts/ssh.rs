@@ -165,6 +165,13 @@ fn a_job_that_goes_back_no_more_says_so_once() {
     let warning = "--recover is off: the job has parts on other hosts";
     assert_eq!(stderr(&said).matches(warning).count(), 1, "{}", stderr(&said));
     assert_eq!(site.log().matches(warning).count(), 1, "{}", site.log());
+    // It is an event of what the parts agree on, of this host's.
+    let of = ["logs", "j", "--level", "warn", "--target", "coordinator", "--host"];
+    for (host, count) in [("a1", 1), ("b1", 0)] {
+        let said = site.cluster.output(0, &[&of[..], &[host]].concat());
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert_eq!(said.matches(warning).count(), count, "{host}: {said}");
+    }
 }
 
 #[test]
