@@ -44,6 +44,6 @@ pub use restart::{
     restart,
 };
 pub use signal::{running, runs, signal, waiting};
-pub use stop::{Patience, Roots, Standing};
+pub use stop::{Patience, Roots, Standing, leave_alone};
 pub use thread::Thread;
 pub use track::Tracker;

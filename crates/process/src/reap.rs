@@ -6,6 +6,7 @@
 //! children that are known to have ended are waited for, by id.
 
 use crate::proc::{self, Stat, Status, is_zombie};
+use crate::stop::is_left_alone;
 use libc::pid_t;
 use std::cell::RefCell;
 use std::thread;
@@ -36,6 +37,7 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
         // collected yet.
         match ready.then(|| collect(pid)).flatten() {
             Some(one) => reaped.ended.push(one),
+            None if is_left_alone(pid) => {}
             None => reaped.more = true,
         }
     }

@@ -42,12 +42,26 @@ impl Roots {
             Roots::These(pids) => pids.clone(),
             Roots::ChildrenOf { parent, except } => {
                 let mut children = proc::children_by_thread(*parent);
-                children.iter_mut().for_each(|list| list.retain(|pid| !except.contains(pid)));
+                let none_of_them = |pid: &pid_t| !except.contains(pid) && !is_left_alone(*pid);
+                children.iter_mut().for_each(|list| list.retain(none_of_them));
                 // The program's first process is the oldest.
                 by_age(children, started, largest_id)
             }
         }
     }
+}
+
+/// Processes that this one may be given, and that belong to none of its jobs.
+static LEFT_ALONE: Mutex<BTreeSet<pid_t>> = Mutex::new(BTreeSet::new());
+
+/// Has a process be no child of this one's, as far as jobs go: neither found among the children of
+/// a job's supervisor nor waited for. It ends by itself.
+pub fn leave_alone(pid: pid_t) {
+    LEFT_ALONE.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+}
+
+pub(crate) fn is_left_alone(pid: pid_t) -> bool {
+    LEFT_ALONE.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
 }
 
 /// The signals that stop a process.
