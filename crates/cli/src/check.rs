@@ -110,6 +110,7 @@ impl CheckArgs {
             trace: None,
             move_to: None,
             preload: None,
+            quiet: false,
         })
     }
 }

@@ -49,6 +49,7 @@ mod time;
 mod top;
 mod trace;
 mod usage;
+mod warden;
 mod warm;
 
 use clap::{Parser, Subcommand};
@@ -167,6 +168,8 @@ enum Command {
     #[command(hide = true)]
     RemoteShell(shell::RemoteShellArgs),
     #[command(hide = true)]
+    Warden(warden::WardenArgs),
+    #[command(hide = true)]
     TakeJob(take_job::TakeJobArgs),
     #[command(hide = true)]
     RelayJob(moved_job::RelayJobArgs),
@@ -220,6 +223,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args).map(done),
         Command::Names(args) => completions::names(&args).map(done),
         Command::RemoteShell(args) => shell::run(&args),
+        Command::Warden(args) => warden::run(&args),
         Command::TakeJob(args) => take_job::run(&args).map(done),
         Command::RelayJob(args) => moved_job::run(&args),
     };

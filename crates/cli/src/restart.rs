@@ -74,6 +74,9 @@ pub(crate) struct RestartArgs {
     /// What the process that this one takes the place of has left: a job goes back
     #[arg(long, value_name = "JSON", hide = true)]
     back: Option<String>,
+    /// Which parts of a job come back, as their wardens have agreed
+    #[arg(long, value_name = "JSON", hide = true)]
+    together: Option<String>,
     /// Where the image is: said by root's kedge to the one that it starts as the image's owner
     #[arg(long, value_name = "PATH", hide = true)]
     resolved: Option<PathBuf>,
@@ -202,6 +205,13 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
             RestartSpec::of_note(args.path, note).map(|spec| RestartSpec { showing, ..spec });
         return manner.conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
     }
+    if let Some(note) = &args.together {
+        let (quiet, events) = (args.quiet, args.events.open_or_later());
+        let spec = RestartSpec::of_return(args.path, note);
+        let spec = spec.map(|spec| RestartSpec { quiet, ..spec });
+        let manner = Manner { quiet, events };
+        return manner.conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
+    }
     let mut policy = args.checkpoints.policy()?;
     let path = match args.resolved {
         Some(path) => path,
@@ -231,6 +241,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         soft_memory,
         back,
         joining,
+        together: None,
         far,
         parts,
         showing,

@@ -91,7 +91,7 @@ pub(crate) struct RunArgs {
     job: Option<JobName>,
     /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted
     /// as one. The parts are NAME.0, NAME.1 …
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "recover", "on_term"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "on_term"])]
     join: Option<JobName>,
     /// Go on from the newest good image of the job that --job names, where there is one that it has
     /// made since it last ended with status 0; otherwise start it
@@ -187,8 +187,9 @@ pub(crate) struct CheckpointArgs {
     /// Every so many images, one holds everything [default with --incremental: 10]
     #[arg(long, value_name = "N", requires = "incremental")]
     full_every: Option<NonZeroU32>,
-    /// When a proxy of the job dies, and with it what its devices hold, restart the job from its
-    /// newest good image; N times at most [default for N: 3]
+    /// When a proxy of the job dies, and with it what its devices hold, its program is killed, or
+    /// one of its several parts is lost (which are all given this), restart the job from its newest
+    /// good image; N times at most [default for N: 3]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     recover: Option<NonZeroU32>,
     /// Keep what the newest image has of the devices in memory too, on the devices where they have
@@ -333,6 +334,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         trace: None,
         move_to,
         preload,
+        quiet: args.quiet,
     };
     let cached = args.cache.as_deref().map(ForProgram::begin).transpose()?;
     let end = kedge_supervisor::run(&spec);
@@ -439,6 +441,17 @@ impl Manner {
                 command.args(self.quiet.then_some("--quiet"));
                 if let Some(path) = self.events.path() {
                     // One word: its name may begin as an option does.
+                    let mut events = OsString::from("--events=");
+                    events.push(path);
+                    command.arg(events);
+                }
+                Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
+            }
+            End::Together(together) => {
+                events.tell(&Event::GoesBack { image: &together.image });
+                let mut command = together.command();
+                command.args(self.quiet.then_some("--quiet"));
+                if let Some(path) = self.events.path() {
                     let mut events = OsString::from("--events=");
                     events.push(path);
                     command.arg(events);

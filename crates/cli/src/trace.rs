@@ -104,6 +104,7 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         trace: Some(Wanted { file: file.clone(), limit: args.limit.0 }),
         move_to: None,
         preload: None,
+        quiet: false,
     };
     let end = kedge_supervisor::run(&spec);
     drop(made);

@@ -79,6 +79,13 @@ fn find(meta: &Meta, folder: &Path) -> BTreeSet<Process> {
         Some(*process) == first || was_given(process.pid, &variable) && is_in(process.pid, marks)
     };
     let mut found: BTreeSet<Process> = all.keys().copied().filter(is_its_own).collect();
+    add_descendants(&mut found, &all);
+    // Who asks may have been started by the job.
+    found.retain(|process| process.pid != std::process::id() as i32);
+    found
+}
+
+fn add_descendants(found: &mut BTreeSet<Process>, all: &BTreeMap<Process, i32>) {
     loop {
         let ids: BTreeSet<i32> = found.iter().map(|process| process.pid).collect();
         let before = found.len();
@@ -87,9 +94,43 @@ fn find(meta: &Meta, folder: &Path) -> BTreeSet<Process> {
             break;
         }
     }
-    // Who asks may have been started by the job.
-    found.retain(|process| process.pid != std::process::id() as i32);
-    found
+}
+
+/// The children that a supervisor has had: what is known of its processes by whoever is none.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Kin(BTreeSet<Process>);
+
+impl Kin {
+    /// Notes those that it has now.
+    pub(crate) fn note(&mut self, supervisor: i32) {
+        let own = std::process::id() as i32;
+        let tasks = fs::read_dir(format!("/proc/{supervisor}/task")).into_iter().flatten();
+        let lists = tasks
+            .flatten()
+            .filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        let lists: Vec<String> = lists.collect();
+        let children = lists.iter().flat_map(|list| list.split_whitespace());
+        let children = children.filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != own);
+        let known = |pid: i32| Some(Process { pid, started: running_since(pid)? });
+        self.0.retain(|process| running_since(process.pid) == Some(process.started));
+        self.0.extend(children.filter_map(known));
+    }
+
+    /// Ends them, and whatever descends from them. Whether nothing is left.
+    pub(crate) fn end(&self) -> bool {
+        let all = users_processes();
+        let mut found: BTreeSet<Process> =
+            self.0.iter().copied().filter(|process| all.contains_key(process)).collect();
+        add_descendants(&mut found, &all);
+        found.retain(|process| process.pid != std::process::id() as i32);
+        for process in &found {
+            process.signal(libc::SIGKILL);
+        }
+        if !found.is_empty() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        found.is_empty()
+    }
 }
 
 /// Whether any runs.

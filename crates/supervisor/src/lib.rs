@@ -47,6 +47,7 @@ mod together;
 mod trace;
 mod turn;
 mod verify;
+mod warden;
 pub mod warm;
 mod watch;
 
@@ -85,8 +86,8 @@ use program::Program;
 use proxies::{Launch, Proxies};
 use rank::{Open, Seat};
 pub use rank::{RankError, is_one_of_ranks};
-use recover::Recovery;
 pub use recover::{End, GoBack};
+use recover::{Loss, Recovery};
 pub use relayed::{Passed, Sent};
 pub use restart::{Back, RestartSpec, images_of, restart, settle_restarts};
 pub use shown::Showing;
@@ -102,6 +103,8 @@ pub use tally::{Checkpoints, LastFailure};
 use thiserror::Error;
 use together::Ranks;
 use turn::{Starting, Turn};
+use warden::{Before, Verdict};
+pub use warden::{Return, Together, ward};
 use warm::{Kind, Own, Sources};
 use watch::Watch;
 
@@ -135,6 +138,8 @@ pub struct JobSpec {
     pub move_to: Option<MoveTo>,
     /// A library by which its programs write into a cache's memory by themselves.
     pub preload: Option<PathBuf>,
+    /// Nothing is said when it has ended.
+    pub quiet: bool,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.
@@ -231,8 +236,17 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         to.start(&name)
             .map_err(|source| RunError::System { what: "start `kedge migrate`", source })?;
     }
+    if let Some(joint) = &joint {
+        // The same.
+        let started = warden::start(joint, dir.path(), &spec.policy, Before::default(), spec.quiet);
+        started.map_err(|source| RunError::System { what: "start the part's warden", source })?;
+    }
     let devices = devices.as_ref();
     let outcome = supervise(spec, &name, (joint, rank), &dir, devices, &keeper, warm.as_ref());
+    if let (Ok(None), Some(warden)) = (&outcome, warden::own()) {
+        return Ok(end_together(warden, dir));
+    }
+    tell_warden(&outcome);
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
         let spec = RestartSpec { path, policy, ..RestartSpec::default() };
@@ -241,6 +255,32 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     dir.retire();
     jobs.prune();
     Ok(End::Ended(outcome?.unwrap_or(Outcome::Killed(libc::SIGKILL).into())))
+}
+
+/// What becomes of a part of which nothing runs any more, as its warden says.
+fn end_together(warden: &warden::Warden, dir: JobDir) -> End {
+    match warden.verdict() {
+        Verdict::Back(together) => {
+            dir.note_end(State::Killed(libc::SIGKILL));
+            End::Together(together)
+        }
+        Verdict::End(why) => {
+            let killed = Outcome::Killed(libc::SIGKILL);
+            dir.note_end(State::Killed(libc::SIGKILL));
+            dir.retire();
+            End::Ended(Ended { postscript: vec![why], ..killed.into() })
+        }
+    }
+}
+
+/// Tells this part's warden, if it has one, how it has ended: so it stays.
+fn tell_warden(outcome: &Result<Option<Ended>, RunError>) {
+    let Some(warden) = warden::own() else { return };
+    match outcome {
+        Ok(Some(ended)) => warden.say(&format!("ended {}", ended.outcome)),
+        Ok(None) => {}
+        Err(error) => warden.say(&format!("ended {error}")),
+    }
 }
 
 /// A rank of a step, and its session.
@@ -368,6 +408,8 @@ fn supervise(
     let except = beside.map(|pid| pid as i32).collect();
     let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except };
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
+    let stopped = recovery.clone();
+    warden_stops(&recovery, move || stopped.lose(Loss::Others))?;
     let ranks = Ranks::of(joint.as_ref(), &spec.policy, dir);
     let checkpointer = checkpointer_of(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
@@ -409,6 +451,9 @@ fn supervise(
         if outcome.is_some_and(|outcome| outcome != Outcome::Exited(0)) && recovery.is_wanted() {
             // It may have failed because its proxy was lost just before.
             program.see_proxies_off(spec, &signals, &proxies, &recovery);
+            if outcome.is_some_and(warden::is_about_to_stop) {
+                recovery.lose(Loss::Others);
+            }
         }
         outcome.into_iter().for_each(|outcome| recovery.program_ended(outcome));
         if outcome != Some(Outcome::Exited(0)) && recovery.is_due() {
@@ -465,6 +510,21 @@ fn left_for(dir: &JobDir, mut meta: Meta, moved: Moved, log: &JobLog) -> Ended {
         warn!(log, "{error}");
     }
     Ended { moved: Some(moved), ..Ended::from(Outcome::Killed(libc::SIGKILL)) }
+}
+
+/// Has this part's warden, if it has one, be heard: once it says that the part is to stop, `stop`
+/// is called.
+fn warden_stops(
+    recovery: &Arc<Recovery>,
+    stop: impl Fn() + Send + 'static,
+) -> Result<(), RunError> {
+    let Some(warden) = warden::own() else { return Ok(()) };
+    recovery.is_of_part();
+    let heard = warden.on_stop(move || {
+        stop();
+        signals::look_at_children();
+    });
+    heard.map_err(|source| RunError::System { what: "start a thread", source })
 }
 
 /// What takes the job's checkpoints.

@@ -14,6 +14,7 @@ use crate::program::FAREWELL;
 use crate::proxies::ProxyId;
 use crate::restart::{Back, RestartSpec};
 use crate::signals::{Signals, look_at_children};
+use crate::warden::{self, Together};
 use crate::warm::Own;
 use crate::{Outcome, RunError};
 use kedge_control::gpu::GpuSpec;
@@ -28,6 +29,7 @@ use std::fmt;
 use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,6 +52,8 @@ pub(crate) struct Recovery {
     folder: PathBuf,
     pub(crate) log: Arc<JobLog>,
     pub(crate) fate: Mutex<Fate>,
+    /// The job is one of several parts, whose wardens say whether, and where to.
+    of_part: AtomicBool,
 }
 
 /// What has become of a job.
@@ -77,6 +81,8 @@ pub(crate) enum Loss {
     Init,
     /// The restart by which it was to go back.
     Restart,
+    /// Another part of the job, or the way to it.
+    Others,
 }
 
 impl fmt::Display for Loss {
@@ -88,6 +94,7 @@ impl fmt::Display for Loss {
             Loss::Program => f.write_str("the program was killed (SIGKILL)"),
             Loss::Init => f.write_str("the restarted job was killed as a whole (SIGKILL)"),
             Loss::Restart => f.write_str("the job has not come back"),
+            Loss::Others => f.write_str("its warden has the part stopped"),
         }
     }
 }
@@ -97,7 +104,14 @@ impl Recovery {
         let limit = policy.recover.map(u32::from);
         let images = Images(dir.images());
         let (folder, log) = (dir.path().to_owned(), log.clone());
-        Recovery { limit, used, images, folder, log, fate: Mutex::default() }
+        let (fate, of_part) = (Mutex::default(), AtomicBool::new(false));
+        Recovery { limit, used, images, folder, log, fate, of_part }
+    }
+
+    /// Says that the job is a part, which ends where it has lost something: its warden knows what
+    /// follows.
+    pub(crate) fn is_of_part(&self) {
+        self.of_part.store(true, Ordering::SeqCst);
     }
 
     /// Whether it may come to that.
@@ -161,6 +175,14 @@ impl Recovery {
     pub(crate) fn is_due(&self) -> bool {
         let mut fate = self.fate();
         let Fate::Lost(lost) = *fate else { return *fate == Fate::GoingBack };
+        if self.of_part.load(Ordering::SeqCst) {
+            *fate = Fate::GoingBack;
+            warn!(self.log, "{lost}: the part ends, and comes back with the others");
+            if let (Some(warden), true) = (warden::own(), lost != Loss::Others) {
+                warden.say(&format!("lost {lost}"));
+            }
+            return true;
+        }
         *fate = match (self.limit, self.images.newest()) {
             (None, _) => Fate::GivenUp,
             (Some(limit), _) if self.used >= limit => {
@@ -187,6 +209,9 @@ impl Recovery {
     /// The job's end was asked for: whatever its proxies do, it does not go back.
     pub(crate) fn give_up(&self) {
         *self.fate() = Fate::GivenUp;
+        if self.of_part.load(Ordering::SeqCst) {
+            warden::is_to_end();
+        }
     }
 
     /// Has `decide` decide that the job leaves for another host, after which it does not go back
@@ -280,6 +305,8 @@ impl Images {
 pub enum End {
     Ended(Ended),
     GoBack(GoBack),
+    /// This process is to become `kedge restart IMAGE --together NOTE`.
+    Together(Together),
 }
 
 /// A job that is to go back, and of which nothing runs any more. This process is to become
@@ -365,6 +392,7 @@ impl RestartSpec {
             policy: note.policy,
             lazy: false,
             joining: None,
+            together: None,
             far: None,
             parts: Vec::new(),
             showing: None,

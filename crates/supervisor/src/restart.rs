@@ -5,7 +5,7 @@ use crate::checkpoint::{Checkpointer, Without, new_life};
 use crate::gate::GATE;
 use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
-use crate::joint::{self, JOIN, Joining, Joint};
+use crate::joint::{self, JOIN, Joining, Joint, far};
 use crate::keeper::{At, Held, Keeper};
 use crate::left::Marks;
 use crate::management::Management;
@@ -21,11 +21,12 @@ use crate::signals::{self, Signals};
 use crate::tally::Tally;
 use crate::together::Ranks;
 use crate::turn::Turn;
+use crate::warden::{self, Before, Return};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
 use crate::{
-    Outcome, RunError, control, departing, finish, gpu, left_for, management_of, open_log, resume,
-    warm_of,
+    Outcome, RunError, control, departing, end_together, finish, gpu, left_for, management_of,
+    open_log, resume, tell_warden, warm_of,
 };
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
@@ -66,6 +67,8 @@ pub struct RestartSpec {
     pub back: Option<Back>,
     /// That it is one part of several that are restarted.
     pub joining: Option<Joining>,
+    /// That the parts come back with those that other wardens bring back.
+    pub together: Option<Return>,
     /// Where its parts on all hosts meet, if they are restarted on several.
     pub far: Option<Far>,
     /// The numbers of the parts that are restarted here; none: all.
@@ -81,6 +84,24 @@ pub struct RestartSpec {
     /// Begins before the job's last image is there: images that build on this one are told of at
     /// the gate ([`bring_image`](crate::bring_image)), and the job is that of the last one.
     pub standby: bool,
+}
+
+impl RestartSpec {
+    /// What the warden of a part, or the supervisor that it has told, has left.
+    ///
+    /// # Errors
+    /// It is none of theirs.
+    pub fn of_return(path: PathBuf, note: &str) -> Result<RestartSpec, RunError> {
+        let bad =
+            |source: io::Error| RunError::System { what: "read which parts come back", source };
+        let note: Return = serde_json::from_str(note).map_err(|error| bad(error.into()))?;
+        let at = note.at.as_ref().map(|at| far(at, None)).transpose();
+        let far = at.map_err(|error| bad(io::Error::other(error)))?;
+        let policy = Policy { dir: note.dir.clone(), ..Policy::default() };
+        let (name, parts) = (Some(note.job.parse()?), note.parts.clone());
+        let together = Some(note);
+        Ok(RestartSpec { path, name, policy, far, parts, together, ..RestartSpec::default() })
+    }
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -133,14 +154,29 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let joint = spec.joining.as_ref().map(|joining| joining.joint(&jobs, &name)).transpose()?;
     let keeper = Keeper::of(&dir);
     // Before this process adopts what others leave.
+    spec.start_warden(joint.as_ref(), dir.path(), &images)?;
     let warm = spec.warm(&dir, &images);
     let _management = spec.management(&dir, &images);
     let place = Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), begin };
     let outcome = restart_one(spec, &place, &images, &keeper);
+    if let Some(warden) = warden::own() {
+        match &outcome {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(end_together(warden, dir)),
+            // One that its user has ended is given up below.
+            Err(RunError::Restart(EngineError::GivenUp)) if !warden::has_stopped_it() => {}
+            Err(error) => {
+                warden.say(&format!("lost it has not come back: {error}"));
+                recover::end_all()?;
+                return Ok(end_together(warden, dir));
+            }
+        }
+    }
     if let (Err(_), None) = (&outcome, &spec.back) {
         dir.remove_meta();
     }
     let outcome = given_up(outcome, spec.requeue_exit(&images));
+    tell_warden(&outcome);
     if let Ok(None) = outcome {
         let used = spec.used();
         return GoBack::new(&name, dir, spec.clone(), used, &keeper, warm).map(End::GoBack);
@@ -250,6 +286,9 @@ fn restart_one(
     let dir = place.dir;
     let log = open_log(dir)?;
     let postscript = Postscript::begin(dir.log());
+    if let Some(why) = spec.joining.as_ref().and_then(|joining| joining.why.as_ref()) {
+        warn!(log, "{why}");
+    }
     // Of a job that goes back it is there.
     if let (Some((_, manifest)), None) = (images.first(), &spec.back) {
         dir.write_meta(&meta_of(spec, place, manifest))?;
@@ -282,7 +321,13 @@ fn restart_one(
         departing::keep_signals(dir.path(), &signals);
         return Ok(Some(left_for(dir, meta, moved, &log)));
     }
-    if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
+    let part = warden::own();
+    let is_lost = dir.lost().exists() || outcome.is_some_and(warden::is_about_to_stop);
+    if let (true, Some(warden)) = (is_lost || outcome.is_none(), part) {
+        warden.say("lost its program or its devices are lost");
+    }
+    let goes_back = || part.is_some() || spec.goes_back(dir, images, Loss::Init);
+    if is_lost || outcome.is_none() && goes_back() {
         drop(restarted);
         recover::end_all()?;
         return Ok(None);
@@ -368,7 +413,7 @@ fn first_that_works<'a>(
         let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN, &GATE];
         let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Others);
         let usual = RestartOptions::new(folder.clone());
-        let give_up = || signals::sent_to_end().is_some();
+        let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
         let policy = spec.policy.or(Policy::of_image(manifest));
         let ranks = joint.and_then(|joint| joint.ranks);
         // It was withheld, and meant for a step in which the job is no longer.
@@ -407,7 +452,8 @@ fn first_that_works<'a>(
             }
             // Another part may have been told first, which is this one's error then.
             Err(error) if matches!(error, EngineError::GivenUp) || give_up() => {
-                warn!(log, "the restart was ended by a signal: nothing is left of it");
+                let by = if warden::has_stopped_it() { "the part's warden" } else { "a signal" };
+                warn!(log, "the restart was ended by {by}: nothing is left of it");
                 return Err(EngineError::GivenUp.into());
             }
             Err(error) if GPU.held().is_some() => {
@@ -445,6 +491,13 @@ fn watch(
         error!(log, "cannot start a thread: the job's end will not be noticed");
     }
     let signalled = restarted.clone();
+    if let Some(warden) = warden::own() {
+        let killed = restarted.clone();
+        // Its init sees it end, and ends the rest.
+        if warden.on_stop(move || drop(killed.signal(libc::SIGKILL))).is_err() {
+            warn!(log, "cannot start a thread: the part's warden ends it by force");
+        }
+    }
     let control = dir.control();
     let watch = Watch {
         control: control.clone(),
@@ -516,6 +569,26 @@ impl RestartSpec {
         warm_of(dir, &kind, &policy)
     }
 
+    /// Starts the part's warden, where the job goes back by itself.
+    fn start_warden(
+        &self,
+        joint: Option<&Joint>,
+        dir: &Path,
+        images: &[(PathBuf, Manifest)],
+    ) -> Result<(), RunError> {
+        let (Some(joint), Some(joining)) = (joint, &self.joining) else { return Ok(()) };
+        let Some((image, first)) = images.first() else { return Ok(()) };
+        // Ranks have their session from whoever has started the step.
+        if joining.rank.is_some() {
+            return Ok(());
+        }
+        let policy = self.policy.or(Policy::of_image(first));
+        let (times, parts, image) = (joining.times, Some(joining.parts), Some(image.clone()));
+        let started =
+            warden::start(joint, dir, &policy, Before { times, parts, image }, self.quiet);
+        started.map_err(|source| RunError::System { what: "start the part's warden", source })
+    }
+
     /// What answers the job's questions to NVML.
     fn management(&self, dir: &JobDir, images: &[(PathBuf, Manifest)]) -> Option<Management> {
         let devices = self.devices(&images.first()?.1)?;
@@ -583,6 +656,9 @@ impl Checkpointing<'_> {
         let log = Arc::new(log);
         let policy = self.spec.policy.or(Policy::of_image(self.manifest));
         let recovery = Arc::new(Recovery::new(&policy, self.spec.used(), self.dir, &log));
+        if self.joint.is_some() && policy.recover.is_some() {
+            recovery.is_of_part();
+        }
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),

@@ -7,6 +7,7 @@ mod hosts_mpi;
 mod joint;
 mod joint_hosts;
 mod joint_mpi;
+mod joint_recover;
 mod meet;
 mod slurm;
 mod spank;

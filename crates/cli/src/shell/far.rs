@@ -105,6 +105,7 @@ pub(super) fn supervise(command: &str) -> Result<ExitCode, Failure> {
         trace: None,
         move_to: None,
         preload: None,
+        quiet: true,
     };
     Manner { quiet: true, ..Manner::default() }.conclude(kedge_supervisor::run(&spec))
 }

@@ -129,8 +129,13 @@ impl JobDir {
 
     /// Notes that the job has ended as kedge itself has.
     pub(crate) fn note_failure(&self, code: u8) {
+        self.note_end(State::Exited(code.into()));
+    }
+
+    /// Notes how the job ended, if nobody has.
+    pub(crate) fn note_end(&self, state: State) {
         if let Some(mut meta) = read_meta(&self.dir).filter(|meta| meta.state == State::Running) {
-            (meta.state, meta.ended) = (State::Exited(code.into()), Some(now()));
+            (meta.state, meta.ended) = (state, Some(now()));
             let _ = self.write_meta(&meta);
         }
     }

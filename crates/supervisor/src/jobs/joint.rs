@@ -42,9 +42,24 @@ impl Jobs {
     /// If a part runs, or processes of one whose supervisor was killed do; those that were killed
     /// with it may need a moment to end.
     pub(crate) fn make_room(&self, job: &JobName) -> Result<(), JobError> {
+        self.make_room_where(job, |_| true)
+    }
+
+    /// The same for the parts of these numbers alone.
+    pub(crate) fn make_room_of(&self, job: &JobName, numbers: &[u32]) -> Result<(), JobError> {
+        let names: Vec<String> = numbers.iter().map(|number| format!("{job}.{number}")).collect();
+        self.make_room_where(job, |name| names.iter().any(|one| one == name))
+    }
+
+    fn make_room_where(
+        &self,
+        job: &JobName,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> Result<(), JobError> {
         let begin = Instant::now();
         let ended = loop {
-            let parts = self.parts(job)?;
+            let mut parts = self.parts(job)?;
+            parts.retain(|meta| is_meant(&meta.name));
             let any = |state: State| parts.iter().any(|meta| meta.state == state);
             match (any(State::Running), any(State::Unsupervised)) {
                 (true, _) => return Err(JobError::InUse { name: job.clone() }),

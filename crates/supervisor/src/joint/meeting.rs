@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The space of what kedge itself publishes.
-pub(super) const SPACE: &str = "kedge";
+pub(crate) const SPACE: &str = "kedge";
 /// How long the parts may need to come to rest, with what hinders one of them.
 const STILL: Duration = Duration::from_secs(15);
 /// How long others may need before one looks whether they are there.

@@ -18,7 +18,7 @@ pub(crate) use call::Builds;
 pub(crate) use conduct::ConductError;
 pub use hosts::{KEY, far};
 pub(crate) use launch::{LaunchError, Launches, Launching};
-pub(crate) use meeting::Meeting;
+pub(crate) use meeting::{Meeting, SPACE};
 pub(crate) use ranks::enter_step;
 pub use restart::Joining;
 pub(crate) use restart::{JOIN, restart_parts};
@@ -70,7 +70,7 @@ fn clear(jobs: &Jobs, parts: &[Meta]) {
 }
 
 /// Of the joint job `job`: the part with that number.
-fn part_name(job: &JobName, number: u32) -> Result<JobName, JobError> {
+pub(crate) fn part_name(job: &JobName, number: u32) -> Result<JobName, JobError> {
     format!("{job}.{number}").parse()
 }
 
@@ -179,7 +179,7 @@ impl Joint {
 
     /// This host, as far as the job goes: by the name that others know, and the folder in which its
     /// parts meet.
-    fn node(&self) -> String {
+    pub(crate) fn node(&self) -> String {
         let name = rustix::system::uname();
         let name: String = name.nodename().to_string_lossy().chars().take(40).collect();
         let folder = fs::metadata(&self.place.folder);

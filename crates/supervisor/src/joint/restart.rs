@@ -32,6 +32,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LONG: Duration = Duration::from_secs(3600);
 /// How long another host may need until its part of a restart begins.
 const OTHERS: Duration = Duration::from_secs(60);
+/// How long one on this host may need that has just taken the lock.
+const SOON: Duration = Duration::from_secs(5);
 /// Every part has said where its connections can be reached.
 const OFFERED: u64 = 1;
 /// Every part's connections are there.
@@ -48,13 +50,18 @@ pub struct Joining {
     job: String,
     /// Where they meet.
     series: String,
-    parts: u32,
+    pub(crate) parts: u32,
     /// Where the coordinator is, if they are on several hosts; the key is in the environment.
     #[serde(default)]
     at: Option<String>,
     /// The rank of a step that it is, whose session has begun.
     #[serde(default)]
     pub(crate) rank: Option<(Seat, Rank)>,
+    /// How often the job has gone back by itself, and why this time.
+    #[serde(default)]
+    pub(crate) times: u32,
+    #[serde(default)]
+    pub(crate) why: Option<String>,
 }
 
 impl Joining {
@@ -234,12 +241,16 @@ pub(crate) fn restart_parts(
     let chosen = chosen(spec, manifest)?;
     let Met { joint, server, mut client, mut starting, rank } = met;
     let series = series(spec, manifest);
+    let (times, why) =
+        spec.together.as_ref().map_or((0, None), |note| (note.times, Some(note.why.clone())));
     let parts = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
     let at = spec.far.as_ref().map(|far| far.address().to_string());
-    let joining = Joining { job: job.to_string(), series: series.clone(), parts, at, rank };
+    let joining =
+        Joining { job: job.to_string(), series: series.clone(), parts, at, rank, times, why };
     let names = chosen.iter().map(|number| part_name(&job, *number));
     let names = names.collect::<Result<Vec<JobName>, _>>()?;
-    claim(&mut client, &joint, &series, &names)?;
+    let again = spec.together.is_some();
+    claim(&mut client, &joint, (&series, again), &names)?;
     let mut running = Parts(Vec::new());
     for (number, name) in chosen.into_iter().zip(names) {
         let image = folder.join(&manifest.parts[number as usize].name);
@@ -284,8 +295,19 @@ struct Met {
 
 fn meet(spec: &RestartSpec, jobs: &Jobs, job: &JobName) -> Result<Met, RunError> {
     let joint = Joint::of(jobs, job, job.clone(), spec.far.clone())?;
-    let starting = Some(lock(&joint.place.folder.join("parts.lock"))?);
-    jobs.make_room(job)?;
+    let lock = lock(&joint.place.folder.join("parts.lock"))?;
+    let starting = match &spec.together {
+        // Others of its parts may be on this host, and come back by themselves: they are not to
+        // wait for these.
+        Some(note) => {
+            jobs.make_room_of(job, &note.parts)?;
+            None
+        }
+        None => {
+            jobs.make_room(job)?;
+            Some(lock)
+        }
+    };
     let (server, client) = coordinate(&joint)?;
     Ok(Met { joint, server, client, starting, rank: None })
 }
@@ -380,7 +402,7 @@ fn fits_step(spec: &RestartSpec, manifest: &Manifest, open: &Open) -> Result<(),
 fn claim(
     client: &mut Client,
     joint: &Joint,
-    series: &str,
+    (series, again): (&str, bool),
     parts: &[JobName],
 ) -> Result<(), RunError> {
     let failed = |error: ClientError| RunError::System {
@@ -393,7 +415,11 @@ fn claim(
         Err(error) => return Err(failed(error)),
     }
     for part in parts {
-        let own = format!("restarted {part}");
+        // Whoever has restarted the job before may still wait for a part's supervisor.
+        let own = match again {
+            true => format!("restarted {part}, {series}"),
+            false => format!("restarted {part}"),
+        };
         let own = Notice::of_job(SPACE, own.as_bytes()).map_err(failed)?;
         match client.publish(&own, joint.node().as_bytes(), true) {
             Ok(_) => {}
@@ -411,6 +437,9 @@ fn claim(
 
 /// Where they meet: all hosts that restart one image meet in one series.
 fn series(spec: &RestartSpec, manifest: &Manifest) -> String {
+    if let Some(note) = &spec.together {
+        return note.series.clone();
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     match spec.far {
         Some(_) => format!("restart of {:x}", manifest.identity()),
@@ -448,7 +477,15 @@ fn coordinate(joint: &Joint) -> Result<(Option<Server>, Client), RunError> {
     let failed = |source| RunError::System { what: "coordinate the job's parts", source };
     let (place, job) = (joint.place.clone(), &joint.job);
     let server = coordinator(&place, job).map_err(failed)?;
-    let find = Box::new(move || place.connect());
+    // Whoever coordinates now may be a warden that is about to leave.
+    let name = job.to_string();
+    let find = Box::new(move || {
+        let (stream, leader) = place.reach(&name)?;
+        if let Leader::This(server) = leader {
+            server.forever();
+        }
+        Ok(stream)
+    });
     // Two hosts that have been told to restart the same part are two members.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let client = Client::join(&member(joint, format!("{job} restarted ({now:x})")), find);
@@ -462,7 +499,9 @@ fn coordinator(place: &Place, job: &JobName) -> io::Result<Option<Server>> {
         match place.reach(&job.to_string()) {
             Ok((_, Leader::This(server))) => return Ok(Some(server)),
             Ok((_, Leader::Other)) => return Ok(None),
-            Err(error) if place.far.is_none() || begin.elapsed() > OTHERS => return Err(error),
+            Err(error) if begin.elapsed() > if place.far.is_none() { SOON } else { OTHERS } => {
+                return Err(error);
+            }
             Err(_) => thread::sleep(Duration::from_millis(50)),
         }
     }
