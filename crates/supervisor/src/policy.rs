@@ -178,13 +178,13 @@ impl Policy {
         self.full_every.unwrap_or(FULL_EVERY).get()
     }
 
-    /// What of it holds for a part that is started on another host. One part asks for all, and
-    /// none goes back by itself.
+    /// What of it holds for a part that is started on another host. One part asks for all.
     pub(crate) fn of_other_part(&self) -> Policy {
         Policy {
             dir: self.dir.clone(),
             keep: self.keep,
             full_every: self.full_every,
+            recover: self.recover,
             hold: self.hold,
             warm: self.warm,
             ..Policy::default()

@@ -157,21 +157,59 @@ fn a_remote_shell_has_the_streams_and_the_status_of_its_command() {
 }
 
 #[test]
-fn a_job_that_goes_back_no_more_says_so_once() {
-    let Some(site) = Site::new("sshb", &[2]) else { return };
-    let program = ["sh", "-c", "ssh 10.79.1.2 true; ssh 10.79.1.2 true"];
-    let said = site.run_as(&["--recover"], &program).output().expect("nsenter");
-    assert!(said.status.success(), "{}", stderr(&said));
-    let warning = "--recover is off: the job has parts on other hosts";
-    assert_eq!(stderr(&said).matches(warning).count(), 1, "{}", stderr(&said));
-    assert_eq!(site.log().matches(warning).count(), 1, "{}", site.log());
-    // It is an event of what the parts agree on, of this host's.
-    let of = ["logs", "j", "--level", "warn", "--target", "coordinator", "--host"];
+fn remote_shells_come_back_by_themselves() {
+    let Some(mut site) = Site::new("sshb", &[2]) else { return };
+    let home = site.cluster.world.home();
+    let steps = build(&site.cluster.world, "steps", &[]);
+    allow(&home, 20);
+    let far = format!("exec {} 60 20 2 1 {}/go", steps.display(), home.display());
+    let script = format!(
+        "ssh -n 10.79.1.2 '{far}'; s=$?; echo $s > {}/status; test $s -eq {WELL}",
+        home.display()
+    );
+    let mut command = site.run_as(&["--recover"], &["sh", "-c", &script]);
+    command.stdout(File::create(home.join("out.0")).expect("a file"));
+    command.stderr(File::create(home.join("err.0")).expect("a file"));
+    site.started.push(command.spawn().expect("nsenter"));
+    wait_for_steps(&home, 0, 10);
+    let saved = site.cluster.output(0, &["checkpoint", "j"]);
+    assert!(saved.status.success(), "{} {}", stderr(&saved), site.log());
+    // What the parts agree on are events of this host's.
     for (host, count) in [("a1", 1), ("b1", 0)] {
-        let said = site.cluster.output(0, &[&of[..], &[host]].concat());
+        let of = ["logs", "j", "--target", "coordinator", "--host", host];
+        let said = site.cluster.output(0, &of);
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        assert_eq!(said.matches(warning).count(), count, "{host}: {said}");
+        assert_eq!(said.matches("it starts a remote shell").count(), count, "{host}: {said}");
     }
+    wait_for_steps(&home, 0, 15);
+    let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    let there = network(&site.cluster.hosts[1].id().to_string());
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str().map(str::to_owned));
+    let all = all.filter(|pid| network(pid) == there).filter_map(|pid| pid.parse().ok());
+    let words = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    // The part's first process.
+    let is_end = |pid: &u32| words(*pid).split(|byte| *byte == 0).any(|word| word == b"--end");
+    let far: Vec<u32> = all.filter(is_end).collect();
+    assert!(!far.is_empty());
+    send("KILL", &far);
+    allow(&home, 60);
+    let ended = site.started[0].wait().expect("ended");
+    let told = fs::read_to_string(home.join("err.0")).unwrap_or_default();
+    let far = site.cluster.output(1, &["logs", "j.1"]);
+    let far = String::from_utf8_lossy(&far.stdout);
+    assert!(ended.success(), "{ended:?} {told} {} {far}", site.log());
+    // What was printed since the image is printed again.
+    let lines = steps_in(&home, 0);
+    let nonce = lines[0].strip_prefix("nonce ").expect("a nonce");
+    let (last, steps) = lines[1..].split_last().expect("lines");
+    let number = |line: &String| line.strip_prefix(nonce).and_then(|rest| rest.trim().parse().ok());
+    let steps: Vec<u64> = steps.iter().map(|line| number(line).expect("a step")).collect();
+    let back = steps.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
+    assert!(back == 1 && steps.last() == Some(&60), "{steps:?}");
+    assert_eq!(*last, format!("{nonce} well"));
+    let status = fs::read_to_string(home.join("status")).expect("a status");
+    assert_eq!(status.trim(), WELL.to_string(), "{told}");
 }
 
 #[test]

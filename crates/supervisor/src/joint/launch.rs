@@ -2,8 +2,12 @@
 //! a job of several parts, if it is none, and no checkpoint begins before the new part is there.
 
 use super::{Joint, part_name};
-use crate::checkpoint::Checkpointer;
+use crate::checkpoint::{Checkpointer, Without};
 use crate::jobs::{JobError, Jobs};
+use crate::policy::Policy;
+use crate::recover::Loss;
+use crate::signals::look_at_children;
+use crate::warden::{self, Before};
 use kedge_control::job::Launch;
 use kedge_control::joblog::COORDINATOR;
 use kedge_control::{note, warn};
@@ -105,6 +109,8 @@ impl Checkpointer {
             Some(devices) => (devices.gpu.clone(), devices.limits),
             None => ("none".to_owned(), DeviceLimits::default()),
         };
+        let recover = self.policy.recover.filter(|_| self.recovery.is_wanted());
+        let policy = Policy { recover, ..self.policy.of_other_part() };
         let launch = Launch {
             job: joint.job.to_string(),
             at: far.address().to_string(),
@@ -112,7 +118,7 @@ impl Checkpointer {
             key,
             gpu,
             limits: serde_json::to_value(limits).unwrap_or_default(),
-            policy: serde_json::to_value(self.policy.of_other_part()).unwrap_or_default(),
+            policy: serde_json::to_value(policy).unwrap_or_default(),
             warning,
         };
         // After a checkpoint that is under way.
@@ -134,18 +140,44 @@ impl Checkpointer {
         }
         let joint = first_part(self, toward)?;
         let at = joint.place.far.as_ref().map(|far| far.address().to_string()).unwrap_or_default();
+        let guarded = self.recovery.is_wanted().then(|| self.guard(&joint));
         let joint = self.joint.get_or_init(|| joint);
         note!(
             target: COORDINATOR,
             self.log,
             "it starts a remote shell: its parts on other hosts meet at {at}"
         );
-        let warning = self.recovery.is_wanted().then(|| NO_RECOVERY.to_owned());
+        let warning = match guarded {
+            Some(Ok(())) => None,
+            // Its image is one of several, of which it alone is none.
+            none => {
+                self.recovery.give_up();
+                none.and_then(Result::err)
+            }
+        };
         warning.iter().for_each(|warning| warn!(target: COORDINATOR, self.log, "{warning}"));
-        // Its image is one of several, of which it alone is none.
-        self.recovery.give_up();
         self.take_part();
         Ok((joint, warning))
+    }
+
+    /// Starts the warden by which the job, from now on the first part of several, goes back.
+    fn guard(self: &Arc<Self>, joint: &Joint) -> Result<(), String> {
+        // The process that could become another restart is not this one, but the init's parent.
+        if self.without == Without::Ends {
+            return Err(NO_RECOVERY.to_owned());
+        }
+        // Nobody takes the warden for one of the job's.
+        let _one = self.turn.wait();
+        let failed = |error: io::Error| format!("{NO_RECOVERY} ({error})");
+        warden::start(joint, &self.home, &self.policy, Before::default(), true).map_err(failed)?;
+        self.recovery.is_of_part();
+        let lost = self.recovery.clone();
+        let stop = move || {
+            lost.lose(Loss::Others);
+            look_at_children();
+        };
+        let warden = warden::own().ok_or(NO_RECOVERY)?;
+        warden.on_stop(stop).map_err(failed)
     }
 }
 
