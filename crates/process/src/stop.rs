@@ -554,4 +554,17 @@ mod tests {
         }
         panic!("each has ended at once");
     }
+
+    #[test]
+    fn a_process_that_is_left_alone_is_none_of_the_job_s() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, parent) = (child.id() as pid_t, std::process::id() as pid_t);
+        let children = Roots::ChildrenOf { parent, except: Vec::new() };
+        let before = children.now().contains(&pid);
+        leave_alone(pid);
+        let after = children.now().contains(&pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(before && !after);
+    }
 }
