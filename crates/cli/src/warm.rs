@@ -14,7 +14,7 @@ use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::warm::{self, Keeping, Kind, PoolStatus};
 use std::num::NonZeroU32;
 use std::os::fd::RawFd;
-use std::path::Path;
+use std::sync::OnceLock;
 
 const AFTER_HELP: &str = "\
 A warm proxy has its devices started and a context made, which takes 0.2 s on an H200; it holds \
@@ -100,14 +100,20 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
     }
     let kinds = gpus.iter().map(|gpu| Kind::here(&parts, gpu, &limits)).collect();
     let keeping = args.handed.map_or(Keeping::Node, Keeping::Job);
-    // A job's log, or what somebody looks at.
-    let who = format!("warm[{}]", std::process::id());
-    let log = args.handed.and_then(|_| JobLog::open(Path::new("/proc/self/fd/2"), who).ok());
-    let say = move |line: &str| match &log {
-        Some(log) => warn!(log, "{line}"),
-        None => eprintln!("kedge: {line}"),
+    // A job's log, or what somebody looks at. Opened with the first line: what is open before is
+    // closed, but for what was handed.
+    let (of_a_job, log) = (args.handed.is_some(), OnceLock::new());
+    let say = move |line: &str| match of_a_job {
+        true => log.get_or_init(job_log).iter().for_each(|log| warn!(log, "{line}")),
+        false => eprintln!("kedge: {line}"),
     };
     Ok(warm::keep(kinds, args.count.get() as usize, &keeping, say)?)
+}
+
+/// Opens the log that standard error is, by its own name, whose folder is the job's.
+fn job_log() -> Option<JobLog> {
+    let path = std::fs::read_link("/proc/self/fd/2").ok()?;
+    JobLog::open(&path, format!("warm[{}]", std::process::id())).ok()
 }
 
 fn status(job: Option<&JobName>, json: bool) -> Result<(), Failure> {

@@ -109,6 +109,22 @@ fn it_comes_back_from_files_as_well_and_with_changes() {
     come_back(&Place::mine("wmfiles"), &["--incremental"]);
 }
 
+#[test]
+fn the_log_tells_of_a_ready_proxy_that_was_killed() {
+    let place = Place::mine("wmtold");
+    let mut job = place.start(&["--warm"]);
+    let ready: Vec<u32> = until_ready(&place, &["--job", "j"], 1).into_iter().collect();
+    send("KILL", &ready);
+    wait_for("the log does not tell", || {
+        let said = place.output(&["logs", "j", "--target", "kedge::warm", "--json"]);
+        let said = String::from_utf8_lossy(&said.stdout);
+        said.contains("\"job\":\"j\"") && said.contains("ended")
+    });
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    nothing_is_left(&place);
+}
+
 /// Their descriptors cannot be told apart from outside of their namespace.
 #[test]
 fn processes_whose_device_memory_travelled_come_back_in_new_proxies_and_the_log_says_why() {
