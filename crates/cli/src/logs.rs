@@ -36,9 +36,9 @@ struct Wanted {
     /// Only lines of this level or a graver one
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     level: Option<Level>,
-    /// Only lines from there: a crate of kedge's, such as proxy or supervisor, or a module of one
-    /// (proxy::serve); device, far (a session's server), coordinator (the parts of a job) or shim
-    /// (the program's own process)
+    /// Only lines from there: kedge (its commands), a crate, such as proxy or supervisor, or a
+    /// module of one (proxy::serve); device, far (a session's server), coordinator (the parts of a
+    /// job) or shim (the program's own process)
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// Only lines about this host

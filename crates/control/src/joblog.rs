@@ -61,13 +61,15 @@ impl fmt::Debug for To {
 }
 
 impl JobLog {
-    /// Opens the log of the job whose folder it lies in. `who` names the process in each line, such
+    /// Opens a log: a file named `log` is that of the job whose folder it lies in. `who` names the process in each line, such
     /// as `proxy[1234]`.
     ///
     /// # Errors
     /// As of files.
     pub fn open(path: &Path, who: String) -> io::Result<JobLog> {
-        let job = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        // Another file, as `KEDGE_LOG` may name one, is no job's.
+        let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == "log"));
+        let job = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         Ok(JobLog::of(To::File(Appended::open(path)?), &job, who))
     }
 
@@ -91,6 +93,8 @@ impl JobLog {
     /// Returns the same log, for what happens on another host, such as `node2` or `node2:7531`.
     pub fn on(&self, host: &str) -> JobLog {
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let in_brackets = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+        let name = in_brackets.unwrap_or(name);
         let on = |sink: &Arc<Sink>| Arc::new(Sink { host: line::word(name), ..(**sink).clone() });
         JobLog { sink: self.sink.as_ref().map(on) }
     }
@@ -286,6 +290,7 @@ mod tests {
         crate::fault!(log, "e");
         crate::refused!(log, "f");
         log.on("node2:7531").relay("fault: g");
+        log.on("[::1]:7531").relay("h");
         let text = job.text();
         let lines: Vec<Line<'_>> = text.lines().map(Line::parse).collect();
         let module = Some("control::joblog::tests");
@@ -299,6 +304,7 @@ mod tests {
             (Level::Error, module, "fault: e"),
             (Level::Warn, module, "refused: f"),
             (Level::Error, Some("far"), "fault: g"),
+            (Level::Warn, Some("far"), "h"),
         ];
         let expected = expected
             .map(|(level, target, text)| (level, target.map(str::to_owned), text.to_owned()));
@@ -307,7 +313,7 @@ mod tests {
         assert!(lines.iter().all(|line| line.job == Some(&*name)), "{text}");
         assert!(lines.iter().all(|line| line.process == Some("proxy[7]")), "{text}");
         assert!(lines[..6].iter().all(|line| line.host == Some(&here())), "{text}");
-        assert_eq!(lines[6].host, Some("node2"));
+        assert_eq!((lines[6].host, lines[7].host), (Some("node2"), Some("::1")));
     }
 
     #[test]
@@ -360,6 +366,6 @@ mod tests {
     fn a_log_that_cannot_be_written_loses_lines_and_no_more() {
         let log = JobLog::open(Path::new("/dev/full"), "kedge[1]".into()).unwrap();
         crate::warn!(log, "lost");
-        assert_eq!(log.sink.as_ref().unwrap().job, "dev");
+        assert_eq!(log.sink.as_ref().unwrap().job, "");
     }
 }
