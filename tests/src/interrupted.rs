@@ -16,7 +16,7 @@ const RANDOM: u32 = 10;
 /// What a program is started by that comes last.
 const NICE: [&str; 3] = ["nice", "-n", "19"];
 /// How long a job may need until it can be asked, from a moment at which it should be there.
-const PATIENCE: Duration = Duration::from_millis(20);
+const START_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Runs `binary` undisturbed, then once more with a checkpoint in between.
 pub fn run_interrupted(binary: &Path, program: &Program, target: &Target) -> Outcome {
@@ -35,7 +35,9 @@ pub fn run_interrupted(binary: &Path, program: &Program, target: &Target) -> Out
         // Earlier with each attempt: the first run may have been the slower one. At last as soon as
         // it is there: on a loaded machine asking takes longer than a short program.
         let (part, patience, before) = match attempt {
-            0..RANDOM => (fraction() * 0.9 / (1.0 + 0.2 * f64::from(attempt)), PATIENCE, &[][..]),
+            0..RANDOM => {
+                (fraction() * 0.9 / (1.0 + 0.2 * f64::from(attempt)), START_TIMEOUT, &[][..])
+            }
             _ => (0.0, case.limit, &NICE[..]),
         };
         let moment = Duration::from_secs_f64(whole.seconds * part);

@@ -294,10 +294,10 @@ pub fn steps_in(home: &Path, part: usize) -> Vec<String> {
 
 /// Until that part has written so many lines.
 pub fn wait_for_steps(home: &Path, part: usize, lines: usize) {
-    const LONG: Duration = Duration::from_secs(40);
+    const TIMEOUT: Duration = Duration::from_secs(40);
     let begin = Instant::now();
     while steps_in(home, part).len() < lines {
-        assert!(begin.elapsed() < LONG, "part {part}: {:?}", steps_in(home, part).last());
+        assert!(begin.elapsed() < TIMEOUT, "part {part}: {:?}", steps_in(home, part).last());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

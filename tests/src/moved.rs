@@ -17,9 +17,9 @@ const MOVES: usize = 3;
 /// over before another proxy has started.
 const RUNS: Duration = Duration::from_micros(500);
 const STANDS: Duration = Duration::from_millis(8);
-/// Longer each time that a program was over before it had moved, by so much: a busy machine takes
-/// longer for a move, not for a program that waits.
-const LONGER: Duration = Duration::from_millis(16);
+/// How much longer it stands still each time that a program was over before it had moved: a busy
+/// machine takes longer for a move, not for a program that waits.
+const STANDS_STEP: Duration = Duration::from_millis(16);
 /// Between two looks at whether it is over.
 const LOOK: Duration = Duration::from_millis(5);
 /// What a program is started by that stands still until it is to run, and comes last then: on a
@@ -47,7 +47,7 @@ pub fn run_moved(binary: &Path, program: &Program, target: &Target, near: &str) 
     for attempt in 0..TRIES {
         let part = fraction() * 0.6 / (1.0 + 0.5 * f64::from(attempt));
         let moment = Duration::from_secs_f64(whole.seconds * part);
-        let stands = STANDS + LONGER * attempt;
+        let stands = STANDS + STANDS_STEP * attempt;
         if let Some(outcome) = moved(&case, &whole, (moment, stands), &to) {
             return outcome;
         }

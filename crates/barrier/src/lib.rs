@@ -215,7 +215,7 @@ mod tests {
     use std::sync::atomic::AtomicU32 as Counter;
     use std::thread;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn soon(wait: Duration) -> Instant {
         Instant::now() + wait
@@ -238,14 +238,14 @@ mod tests {
                 scope.spawn(move || {
                     for step in 1..=STEPS {
                         come.fetch_add(1, Ordering::SeqCst);
-                        let arrival = page.arrive(step, MEMBERS, soon(LONG), || true);
+                        let arrival = page.arrive(step, MEMBERS, soon(TIMEOUT), || true);
                         assert_eq!(arrival, Arrival::Through);
                         assert!(come.load(Ordering::SeqCst) >= step * MEMBERS);
                     }
                 });
             }
         });
-        assert_eq!(page.arrive(STEPS, MEMBERS, soon(LONG), || true), Arrival::Through);
+        assert_eq!(page.arrive(STEPS, MEMBERS, soon(TIMEOUT), || true), Arrival::Through);
     }
 
     #[test]
@@ -254,10 +254,10 @@ mod tests {
         let short = Duration::from_millis(5);
         assert_eq!(page.arrive(1, 2, soon(short), || true), Arrival::Late);
         assert_eq!(page.arrive(1, 2, soon(short), || true), Arrival::Late);
-        assert_eq!(page.arrive(2, 2, soon(LONG), || true), Arrival::Early);
-        assert_eq!(page.arrive(1, 1, soon(LONG), || true), Arrival::Through);
+        assert_eq!(page.arrive(2, 2, soon(TIMEOUT), || true), Arrival::Early);
+        assert_eq!(page.arrive(1, 1, soon(TIMEOUT), || true), Arrival::Through);
         page.raise(7);
-        assert_eq!(page.arrive(7, 2, soon(LONG), || true), Arrival::Through);
+        assert_eq!(page.arrive(7, 2, soon(TIMEOUT), || true), Arrival::Through);
         assert_eq!(page.arrive(8, 2, soon(short), || true), Arrival::Late);
     }
 
@@ -268,13 +268,13 @@ mod tests {
             let waits: Vec<_> = [true, true, false]
                 .map(|stay| {
                     let page = again(&page);
-                    scope.spawn(move || page.arrive(1, 9, soon(LONG), || stay))
+                    scope.spawn(move || page.arrive(1, 9, soon(TIMEOUT), || stay))
                 })
                 .into_iter()
                 .collect();
             assert!(waits.into_iter().all(|wait| wait.join().unwrap() == Arrival::Left));
         });
-        assert_eq!(page.arrive(1, 9, soon(LONG), || true), Arrival::Left);
+        assert_eq!(page.arrive(1, 9, soon(TIMEOUT), || true), Arrival::Left);
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
                 page.word().store(word, Ordering::SeqCst);
                 let begin = Instant::now();
                 page.arrive(step, 3, soon(Duration::from_millis(2)), || true);
-                assert!(begin.elapsed() < LONG, "{word:x}");
+                assert!(begin.elapsed() < TIMEOUT, "{word:x}");
             }
         }
     }

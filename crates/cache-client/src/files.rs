@@ -16,11 +16,11 @@ use rustix::fs::OFlags;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
-/// Descriptors below that number may have a lease.
-const MOST: usize = 1024;
-/// The first write of a descriptor asks for a lease if it is as long: a file of one small write is
-/// written sooner without.
-const LONG: usize = 64 << 10;
+/// Descriptors that may have a lease: those whose numbers are below this.
+const MAX_DESCRIPTORS: usize = 1024;
+/// Shortest first write of a descriptor, in bytes, for which a lease is asked: a file of one small
+/// write is written sooner without.
+const LEASE_THRESHOLD: usize = 64 << 10;
 
 /// Nothing is known.
 const UNKNOWN: u8 = 0;
@@ -56,7 +56,7 @@ enum Kind {
 /// All descriptors of a process.
 #[derive(Debug)]
 pub struct Files {
-    entries: [Entry; MOST],
+    entries: [Entry; MAX_DESCRIPTORS],
     mounts: Mounts,
     pages: Pages,
     buffers: TryLock<Buffers>,
@@ -120,7 +120,7 @@ impl Default for Files {
 impl Files {
     const fn new() -> Files {
         Files {
-            entries: [const { Entry::new() }; MOST],
+            entries: [const { Entry::new() }; MAX_DESCRIPTORS],
             mounts: Mounts::new(),
             pages: Pages::new(),
             buffers: TryLock::new(Buffers::new()),
@@ -221,7 +221,7 @@ impl Files {
             }
             Kind::Leased => {
                 entry.kind.store(CACHED, Ordering::Relaxed);
-                return !is_new || length >= LONG;
+                return !is_new || length >= LEASE_THRESHOLD;
             }
         }
         false

@@ -1,9 +1,9 @@
 //! The bytes of one write.
 
-/// Linux writes no more by one call (MAX_RW_COUNT, linux/fs.h).
-const MOST: usize = 0x7fff_f000;
-/// Parts of one call (UIO_MAXIOV, linux/uio.h).
-const MOST_PARTS: usize = 1024;
+/// Most bytes that Linux writes in one call (linux/fs.h).
+const MAX_RW_COUNT: usize = 0x7fff_f000;
+/// Most parts of one call (UIO_MAXIOV, linux/uio.h).
+const MAX_PARTS: usize = 1024;
 
 /// What a program has the kernel write, as `writev` takes it. The memory is read by the kernel
 /// alone, which refuses what is not there.
@@ -17,12 +17,12 @@ impl<'a> Parts<'a> {
     /// Returns the write of these parts; `None` if it has no bytes, or is one that the kernel cuts
     /// or refuses.
     pub fn new(parts: &'a [libc::iovec]) -> Option<Parts<'a>> {
-        if parts.len() > MOST_PARTS {
+        if parts.len() > MAX_PARTS {
             return None;
         }
         let add = |sum: usize, part: &libc::iovec| sum.checked_add(part.iov_len);
         let length = parts.iter().try_fold(0, add)?;
-        (1..=MOST).contains(&length).then_some(Parts { parts, length })
+        (1..=MAX_RW_COUNT).contains(&length).then_some(Parts { parts, length })
     }
 
     /// Returns how many bytes they are; never 0.
@@ -60,10 +60,10 @@ mod tests {
     #[test]
     fn what_the_kernel_cuts_or_refuses_is_none() {
         assert!(Parts::new(&[]).is_none() && Parts::new(&[part(1, 0)]).is_none());
-        assert!(Parts::new(&[part(1, MOST)]).is_some());
-        assert!(Parts::new(&[part(1, MOST), part(1, 1)]).is_none());
+        assert!(Parts::new(&[part(1, MAX_RW_COUNT)]).is_some());
+        assert!(Parts::new(&[part(1, MAX_RW_COUNT), part(1, 1)]).is_none());
         assert!(Parts::new(&[part(1, usize::MAX), part(1, 2)]).is_none());
-        assert!(Parts::new(&[part(1, 1); MOST_PARTS + 1]).is_none());
+        assert!(Parts::new(&[part(1, 1); MAX_PARTS + 1]).is_none());
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::sys;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// How many there are at most: a program may need nearly all numbers for itself.
-pub(crate) const MOST: usize = 64;
+/// Most shadows at a time: a program may need nearly all numbers for itself.
+pub(crate) const MAX_SHADOWS: usize = 64;
 /// Numbers that programs seldom reach; the second where the first is beyond the limit.
 const HIGH: [RawFd; 2] = [900, 200];
 /// No number.
@@ -17,14 +17,14 @@ const NONE: RawFd = -1;
 /// The numbers of these descriptors.
 #[derive(Debug)]
 pub(crate) struct Shadows {
-    numbers: [AtomicI32; MOST],
+    numbers: [AtomicI32; MAX_SHADOWS],
     /// How many there are, for who asks often.
     count: AtomicI32,
 }
 
 impl Shadows {
     pub(crate) const fn new() -> Shadows {
-        Shadows { numbers: [const { AtomicI32::new(NONE) }; MOST], count: AtomicI32::new(0) }
+        Shadows { numbers: [const { AtomicI32::new(NONE) }; MAX_SHADOWS], count: AtomicI32::new(0) }
     }
 
     /// Returns whether a descriptor is one of these.
@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn they_are_high_and_no_more_than_there_are_places() {
         let shadows = Shadows::new();
-        let own: Vec<_> = (0..MOST).filter_map(|_| shadows.adopt(descriptor())).collect();
-        assert!(own.len() == MOST && own.iter().all(|fd| *fd >= 200 && shadows.has(*fd)));
+        let own: Vec<_> = (0..MAX_SHADOWS).filter_map(|_| shadows.adopt(descriptor())).collect();
+        assert!(own.len() == MAX_SHADOWS && own.iter().all(|fd| *fd >= 200 && shadows.has(*fd)));
         assert_eq!(shadows.adopt(descriptor()), None);
         for fd in own {
             sys::close(fd);

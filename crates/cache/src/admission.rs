@@ -27,9 +27,9 @@ pub struct Limits {
     moves: bool,
 }
 
-/// Parts that one user's files may be of. Each takes memory of the daemon and of journals, which a
-/// block of a tier does not stand for.
-const MOST_PARTS: usize = 1 << 20;
+/// Most parts that one user's files may have. Each takes memory of the daemon and of journals,
+/// which a block of a tier does not stand for.
+const MAX_PARTS: usize = 1 << 20;
 
 impl Limits {
     /// Limits of tiers in the order in which they are filled.
@@ -77,7 +77,7 @@ impl Limits {
 
     /// Returns whether files of `user` are of as many parts as they may.
     pub fn is_in_pieces(&self, user: u32) -> bool {
-        self.parts.get(&user).is_some_and(|parts| *parts >= MOST_PARTS)
+        self.parts.get(&user).is_some_and(|parts| *parts >= MAX_PARTS)
     }
 
     /// Notes that a file of `user` is of `now` parts and no more of `before`.
@@ -231,10 +231,10 @@ mod tests {
     #[test]
     fn one_users_parts_are_bounded() {
         let mut limits = Limits::new(&[100], None);
-        limits.note_parts(1, 0, MOST_PARTS);
+        limits.note_parts(1, 0, MAX_PARTS);
         limits.note_parts(2, 0, 5);
         assert!(limits.is_in_pieces(1) && !limits.is_in_pieces(2));
-        limits.note_parts(1, MOST_PARTS, 1);
+        limits.note_parts(1, MAX_PARTS, 1);
         limits.note_parts(2, 5, 0);
         assert!(!limits.is_in_pieces(1) && limits.parts.len() == 1);
     }

@@ -4,8 +4,8 @@ use crate::tier::lock;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// What one user's copies may take, at least.
-const LEAST: u64 = 256 << 20;
+/// Smallest limit on what one user's copies may take, in bytes.
+const MIN_LIMIT: u64 = 256 << 20;
 /// Or that part of the machine's memory, if it is more.
 const PART: u64 = 32;
 /// All users together, as many times.
@@ -36,7 +36,7 @@ impl Copies {
     pub(crate) fn new() -> Copies {
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(info.mem_unit.into());
-        Copies { most: LEAST.max(memory / PART), taken: Mutex::default() }
+        Copies { most: MIN_LIMIT.max(memory / PART), taken: Mutex::default() }
     }
 
     /// Copies data of a user. `None` if their copies take too much already.

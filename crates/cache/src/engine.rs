@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::time::Instant;
 
-/// A journal is written anew when it is that long.
-const LONG_JOURNAL: u64 = 8 << 20;
+/// Length of a journal, in bytes, from which on it is rewritten.
+const REWRITE_THRESHOLD: u64 = 8 << 20;
 
 /// The files that are open or not all below.
 #[derive(Debug, Default)]
@@ -168,7 +168,7 @@ impl Engine {
             records: AtomicU64::new(last),
             numbers: AtomicU64::new(number),
             started: Instant::now(),
-            long_journal: AtomicU64::new(LONG_JOURNAL),
+            long_journal: AtomicU64::new(REWRITE_THRESHOLD),
         }
     }
 
@@ -418,7 +418,7 @@ impl Engine {
         // The old journals stay valid if it fails.
         if self.rewrite_journals().is_ok() {
             let length = self.tiers.iter().map(Tier::journal_length).max().unwrap_or(0);
-            self.long_journal.store(LONG_JOURNAL.max(2 * length), Ordering::Relaxed);
+            self.long_journal.store(REWRITE_THRESHOLD.max(2 * length), Ordering::Relaxed);
         } else {
             self.long_journal.store(2 * long, Ordering::Relaxed);
         }

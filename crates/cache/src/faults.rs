@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// The variable that names them.
 const VARIABLE: &str = "KEDGE_CACHE_FAULT";
-const NAP: Duration = Duration::from_millis(5);
+/// Time between two looks at whether the file of a hold is still there.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Where a drain can be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +91,7 @@ impl Faults {
     pub(crate) fn hold(&self, at: Point) {
         for (_, file) in self.holds.iter().filter(|(point, _)| *point == at) {
             while file.exists() {
-                thread::sleep(NAP);
+                thread::sleep(POLL_INTERVAL);
             }
         }
     }

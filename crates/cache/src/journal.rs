@@ -14,8 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes before a record's body: checksum, length, kind, nothing.
 const HEAD: usize = 8;
-/// The longest body: a path and some numbers.
-const MOST: usize = 8192;
+/// Longest body of a record, in bytes: a path and some numbers.
+const MAX_BODY_LEN: usize = 8192;
 /// Bytes of a number.
 const WORD: usize = 8;
 /// Numbers before a file's path.
@@ -167,7 +167,7 @@ fn framed(bytes: &[u8], fits: impl Fn(u8, usize) -> bool) -> Option<(u8, &[u8])>
     let sum = u32::from_le_bytes(head[..4].try_into().ok()?);
     let length = usize::from(u16::from_le_bytes(head[4..6].try_into().ok()?));
     // Before the checksum, which takes long at each byte of a damaged journal.
-    if head[7] != 0 || length > MOST || !fits(head[6], length) {
+    if head[7] != 0 || length > MAX_BODY_LEN || !fits(head[6], length) {
         return None;
     }
     let body = bytes.get(HEAD..HEAD + length)?;

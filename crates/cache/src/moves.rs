@@ -29,8 +29,9 @@ const SPARSE: u64 = 4;
 const COLD: Duration = Duration::from_secs(1);
 /// So many files are looked at for a part that may move.
 const LOOKED_AT: usize = 256;
-/// How long a mover rests that found nothing, and one whose device has no memory.
-const NAP: Duration = Duration::from_millis(20);
+/// How long a mover rests that has found nothing.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// How long one rests whose device has no memory.
 const FULL: Duration = Duration::from_secs(1);
 
 /// What is said of bytes that a device has lost.
@@ -86,14 +87,14 @@ impl Engine {
                 match given {
                     Ok(Ok(Moved::Part)) => {}
                     // What is drained meanwhile makes room in host memory.
-                    Ok(Ok(_)) | Err(_) => thread::sleep(NAP),
+                    Ok(Ok(_)) | Err(_) => thread::sleep(RETRY_INTERVAL),
                     Ok(Err(_)) => thread::sleep(FULL),
                 }
                 continue;
             }
             match self.move_one(&mut buffer) {
                 Ok(Moved::Part) => self.serve_waiting(),
-                Ok(Moved::Nothing) => thread::sleep(NAP),
+                Ok(Moved::Nothing) => thread::sleep(RETRY_INTERVAL),
                 // What the holder failed with may be over then; that it is gone is seen elsewhere.
                 Ok(Moved::Full) | Err(_) => thread::sleep(FULL),
             }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The smallest tier.
-const LEAST: u64 = 8 << 20;
+/// Smallest tier, in bytes.
+const MIN_TIER_SIZE: u64 = 8 << 20;
 /// Where the memory of tiers lies, and every daemon's socket: a file system in memory.
 const MEMORY: &str = "/dev/shm";
 
@@ -163,7 +163,7 @@ impl Spec {
         self.check_count()?;
         for (index, tier) in self.tiers.iter().enumerate() {
             let name = tier.medium.name();
-            if tier.bytes < LEAST {
+            if tier.bytes < MIN_TIER_SIZE {
                 return wrong(format!(
                     "a tier of {} bytes is too small: {name}:8M at least",
                     tier.bytes

@@ -135,12 +135,12 @@ pub(crate) fn read_lines_within(child: &mut Child, most: u64) -> mpsc::Receiver<
 
 /// All that the child complains of, once it has ended.
 pub(crate) fn read_stderr(child: &mut Child) -> mpsc::Receiver<String> {
-    const MOST: u64 = 64 << 10;
+    const MAX_LEN: u64 = 64 << 10;
     let (send, receive) = mpsc::channel();
     if let Some(stderr) = child.stderr.take() {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            let _ = stderr.take(MOST).read_to_end(&mut bytes);
+            let _ = stderr.take(MAX_LEN).read_to_end(&mut bytes);
             let _ = send.send(String::from_utf8_lossy(&bytes).into_owned());
         });
     }

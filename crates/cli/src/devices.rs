@@ -13,8 +13,8 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Starting a job takes some milliseconds; a busy machine more.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the probe may take: starting a job takes some milliseconds, and more on a busy machine.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         soft_memory: args.soft_memory,
     });
     let mut reports = Vec::new();
-    child::probe(place, &["devices".into()], PATIENCE, |line| {
+    child::probe(place, &["devices".into()], PROBE_TIMEOUT, |line| {
         reports.extend(serde_json::from_str::<DeviceReport>(line));
     })
     .map_err(Failure::new)?;

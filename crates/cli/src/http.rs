@@ -7,10 +7,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// For a whole question; collectors ask at once.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// A longer question is none of a collector's.
-const LONGEST: usize = 8 << 10;
+/// How long a whole request may take to arrive, and its response to be sent: collectors ask at
+/// once.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest request, in bytes: a longer one is none of a collector's.
+const MAX_REQUEST_LEN: usize = 8 << 10;
 /// Connections at a time. Where there are more, the oldest of the address that has most goes: who
 /// says nothing keeps nobody else out.
 const AT_ONCE: usize = 64;
@@ -92,9 +93,9 @@ fn answer(mut stream: TcpStream, pages: Pages<'_>) -> std::io::Result<()> {
     write(&mut stream, (head + &body).as_bytes())
 }
 
-/// Writes all of it within [`PATIENCE`].
+/// Writes all of it within [`REQUEST_TIMEOUT`].
 fn write(stream: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + REQUEST_TIMEOUT;
     while !bytes.is_empty() {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -113,11 +114,11 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Reads up to the empty line that ends a question's head.
 fn question(stream: &mut TcpStream) -> std::io::Result<String> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + REQUEST_TIMEOUT;
     let mut head = Vec::new();
     while !head.windows(4).any(|four| four == b"\r\n\r\n") {
         let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() || head.len() > LONGEST {
+        if left.is_zero() || head.len() > MAX_REQUEST_LEN {
             return Err(ErrorKind::InvalidData.into());
         }
         stream.set_read_timeout(Some(left))?;
@@ -149,7 +150,7 @@ mod tests {
         let mut answer = String::new();
         asks.read_to_string(&mut answer).expect("an answer");
         assert!(answer.ends_with("there"), "{answer}");
-        // Sixteen at a time would take sixteen rounds of PATIENCE.
-        assert!(begin.elapsed() < 5 * PATIENCE, "{:?}", begin.elapsed());
+        // Sixteen at a time would take sixteen rounds of REQUEST_TIMEOUT.
+        assert!(begin.elapsed() < 5 * REQUEST_TIMEOUT, "{:?}", begin.elapsed());
     }
 }

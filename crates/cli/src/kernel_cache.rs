@@ -101,20 +101,20 @@ fn row(entry: &Entry) -> Row {
     Row { cubin, kernels, bytes: entry.bytes, used }
 }
 
-/// Characters of a name that are shown: C++'s may have thousands.
-const WIDEST: usize = 40;
+/// Most characters of a name that are shown: C++'s may have thousands.
+const MAX_NAME_LEN: usize = 40;
 
 /// The first names, and how many more there are.
 fn named(kernels: &[String]) -> String {
-    const MOST: usize = 2;
-    let short = |name: &String| match name.char_indices().nth(WIDEST) {
+    const MAX_NAMES: usize = 2;
+    let short = |name: &String| match name.char_indices().nth(MAX_NAME_LEN) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.clone(),
     };
-    let mut text = kernels.iter().take(MOST).map(short).collect::<Vec<_>>().join(", ");
+    let mut text = kernels.iter().take(MAX_NAMES).map(short).collect::<Vec<_>>().join(", ");
     match kernels.len() {
         0 => text.push('-'),
-        all if all > MOST => text.push_str(&format!(" and {} more", all - MOST)),
+        all if all > MAX_NAMES => text.push_str(&format!(" and {} more", all - MAX_NAMES)),
         _ => {}
     }
     text

@@ -5,7 +5,7 @@ use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
 use crate::size::Size;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
-use kedge_keys::{Certificate, Keys, LEAST_BANDWIDTH, Limits, MOST_DEVICES, Name, Standing, date};
+use kedge_keys::{Certificate, Keys, Limits, MAX_DEVICES, MIN_BANDWIDTH, Name, Standing, date};
 use serde::Serialize;
 use std::fmt::Display;
 use std::fs::File;
@@ -168,11 +168,11 @@ fn new(keys: &Keys, args: &NewArgs) -> Result<(), Failure> {
 
 fn limit(keys: &Keys, args: &LimitArgs) -> Result<(), Failure> {
     let LimitArgs { name, gpus, devices, memory, sessions, jobs, bandwidth, none } = args;
-    if devices.as_ref().is_some_and(|devices| devices.len() > MOST_DEVICES) {
-        return Err(Failure::of_usage(format!("--devices: {MOST_DEVICES} at most")));
+    if devices.as_ref().is_some_and(|devices| devices.len() > MAX_DEVICES) {
+        return Err(Failure::of_usage(format!("--devices: {MAX_DEVICES} at most")));
     }
-    if bandwidth.is_some_and(|rate| rate.0 < LEAST_BANDWIDTH) {
-        let least = Size(LEAST_BANDWIDTH);
+    if bandwidth.is_some_and(|rate| rate.0 < MIN_BANDWIDTH) {
+        let least = Size(MIN_BANDWIDTH);
         return Err(Failure::of_usage(format!("--bandwidth: {least} a second at least")));
     }
     // One that cannot be read is written anew as a whole.

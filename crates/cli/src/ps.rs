@@ -115,9 +115,9 @@ fn short(image: &LastImage) -> String {
 
 /// A command's words, cut where a terminal's line ends anyway.
 fn shown(command: &[String]) -> String {
-    const MOST: usize = 60;
+    const MAX_CHARS: usize = 60;
     let text = command.join(" ");
-    match text.char_indices().nth(MOST) {
+    match text.char_indices().nth(MAX_CHARS) {
         None => text,
         Some((end, _)) => format!("{}…", &text[..end]),
     }

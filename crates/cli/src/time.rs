@@ -16,8 +16,8 @@ pub(crate) struct BadTime(String);
 /// Names and milliseconds.
 const UNITS: [(&str, f64); 5] =
     [("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3600e3), ("d", 86_400e3)];
-/// Longest, in milliseconds: a hundred years, so that sums never overflow.
-const MOST: f64 = 100.0 * 365.25 * 86_400e3;
+/// Longest time, in milliseconds: a hundred years, so that sums never overflow.
+const MAX_MILLISECONDS: f64 = 100.0 * 365.25 * 86_400e3;
 
 impl FromStr for Time {
     type Err = BadTime;
@@ -31,7 +31,7 @@ impl FromStr for Time {
         let (number, unit) = text.split_at(split);
         let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
         let milliseconds = number.parse::<f64>().map_err(|_| bad())? * scale;
-        if milliseconds <= MOST {
+        if milliseconds <= MAX_MILLISECONDS {
             return Ok(Time(Duration::from_secs_f64(milliseconds / 1e3)));
         }
         Err(bad())

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Begins the names of the links.
 const PREFIX: &str = "peer-";
 /// How long a restart waits for what another proxy has to make first.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn path(folder: &Path, name: &PeerKey) -> PathBuf {
     folder.join(format!("{PREFIX}{}", hex(name)))
@@ -104,7 +104,7 @@ pub fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::Result<S
 /// there, unless `fails` says that it will never be.
 pub fn descriptor(folder: &Path, name: &PeerName, fails: impl Fn() -> bool) -> io::Result<OwnedFd> {
     let none = || io::Error::other("what is shared under that name is no memory");
-    wait_for_it(folder, name, PATIENCE, fails)?.fd.ok_or_else(none)
+    wait_for_it(folder, name, WAIT_TIMEOUT, fails)?.fd.ok_or_else(none)
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use std::path::Path;
 
 /// The version of [`Report`] that this one writes.
 pub const FORMAT: u32 = 1;
-/// Longest file of findings that is read, bytes.
-const LONGEST: u64 = 8 << 20;
-/// Findings of all files together that are kept.
-const MOST: usize = 10_000;
+/// Longest file of findings that is read, in bytes.
+const MAX_FILE_LEN: u64 = 8 << 20;
+/// Most findings of all files together that are kept.
+const MAX_FINDINGS: usize = 10_000;
 
 /// What is looked for beyond memory errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -119,7 +119,7 @@ impl Report {
 
     /// Adds what another one tells.
     fn add(&mut self, one: Report) {
-        let room = MOST.saturating_sub(self.findings.len());
+        let room = MAX_FINDINGS.saturating_sub(self.findings.len());
         let beyond = one.findings.len().saturating_sub(room) as u64;
         self.more = self.more.saturating_add(one.more).saturating_add(beyond);
         self.findings.extend(one.findings.into_iter().take(room));
@@ -143,7 +143,7 @@ impl Found {
         let report = Report { format: FORMAT, ..Report::default() };
         let mut all = Found { report, unread: Vec::new() };
         for path in told::files(folder, "json")? {
-            let text = told::read(&path, LONGEST);
+            let text = told::read(&path, MAX_FILE_LEN);
             match text.and_then(|text| Ok(serde_json::from_slice(&text)?)) {
                 Ok(one) => all.report.add(one),
                 Err(error) => all.unread.push(format!("{}: {error}", path.display())),
@@ -194,7 +194,7 @@ mod tests {
 
         write("a.json", serde_json::to_vec(&one(&[5], 1)).unwrap());
         let mut long = serde_json::to_vec(&one(&[11], 0)).unwrap();
-        long.resize(LONGEST as usize + 1, b' ');
+        long.resize(MAX_FILE_LEN as usize + 1, b' ');
         write("long.json", long);
         write("y.json", b"{\"findings\": 1}".to_vec());
         std::os::unix::fs::symlink("a.json", folder.join("link.json")).unwrap();

@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Longest message: paths are the long part.
-const MOST: u32 = 64 << 10;
+/// Longest message, in bytes: paths are the long part.
+const MAX_MESSAGE_LEN: u32 = 64 << 10;
 /// Changes with what messages mean.
 pub const VERSION: u32 = 1;
 
@@ -284,7 +284,7 @@ pub enum FailureKind {
 
 pub fn send(mut stream: impl Write, message: &impl Serialize) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
-    let length = u32::try_from(body.len()).ok().filter(|length| *length <= MOST);
+    let length = u32::try_from(body.len()).ok().filter(|length| *length <= MAX_MESSAGE_LEN);
     let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
     let mut bytes = length.to_le_bytes().to_vec();
     bytes.extend(body);
@@ -295,7 +295,7 @@ pub fn receive<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
-    if length > MOST {
+    if length > MAX_MESSAGE_LEN {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too long"));
     }
     let mut body = vec![0; length as usize];
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn hostile_messages_are_refused() {
-        let long = [&(MOST + 1).to_le_bytes()[..], &[b' '; 100]].concat();
+        let long = [&(MAX_MESSAGE_LEN + 1).to_le_bytes()[..], &[b' '; 100]].concat();
         let short = [&100_u32.to_le_bytes()[..], b"{}"].concat();
         let nonsense = [&4_u32.to_le_bytes()[..], b"null"].concat();
         let deep = [&60_000_u32.to_le_bytes()[..], &[b'['; 60_000]].concat();

@@ -61,8 +61,8 @@ impl fmt::Debug for To {
 }
 
 impl JobLog {
-    /// Opens a log: a file named `log` is that of the job whose folder it lies in. `who` names the process in each line, such
-    /// as `proxy[1234]`.
+    /// Opens a log: a file named `log` is that of the job whose folder it lies in. `who` names the
+    /// process in each line, such as `proxy[1234]`.
     ///
     /// # Errors
     /// As of files.

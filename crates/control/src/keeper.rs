@@ -14,8 +14,8 @@ use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
 
-/// For an answer: what is let go of is many GiB.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a reply may take: what is let go of is many GiB.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Descriptors of one client's device memory, at most.
 pub const MAX_PARTS: usize = 256;
 
@@ -90,8 +90,8 @@ pub struct Offer<'a> {
 
 fn ask(path: &Path, ask: &Ask) -> Result<Reply, KeeperError> {
     let channel = connect(path)?;
-    channel.send(ask, &[], PATIENCE)?;
-    Ok(channel.receive(PATIENCE)?.0)
+    channel.send(ask, &[], REPLY_TIMEOUT)?;
+    Ok(channel.receive(REPLY_TIMEOUT)?.0)
 }
 
 fn connect(path: &Path) -> io::Result<Channel> {
@@ -129,11 +129,11 @@ pub fn hand_over(
         on_devices: offer.on_devices,
         parts: offer.parts.len() as u32,
     };
-    channel.send(&order, &[offer.memory], PATIENCE)?;
+    channel.send(&order, &[offer.memory], REPLY_TIMEOUT)?;
     for parts in offer.parts.chunks(MAX_FDS) {
-        channel.send(&Ask::Parts {}, parts, PATIENCE)?;
+        channel.send(&Ask::Parts {}, parts, REPLY_TIMEOUT)?;
     }
-    agreed(channel.receive(PATIENCE)?.0)
+    agreed(channel.receive(REPLY_TIMEOUT)?.0)
 }
 
 /// The other side of [`hand_over`]: takes what follows the `order`, which came with `fds`.

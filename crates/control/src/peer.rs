@@ -16,8 +16,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// How long a question and its answer may take together.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request and its reply may take together.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes that go with what is shared.
 const MAX_NOTE: usize = 64;
 
@@ -64,7 +64,7 @@ impl PeerListener {
         find: impl FnOnce(&PeerKey) -> io::Result<Option<Shared>>,
     ) -> Result<(), SocketError> {
         let (peer, _) = self.listener.accept()?;
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(REQUEST_TIMEOUT);
         same_user(peer.as_fd())?;
         let (question, _) = frame::receive::<Question>(peer.as_fd(), deadline)?;
         let found = if question.version == PROTOCOL_VERSION { find(&question.key)? } else { None };
@@ -84,7 +84,7 @@ impl PeerListener {
 /// key.
 pub fn ask_peer(name: &PeerKey, key: &PeerKey) -> Result<Option<Shared>, SocketError> {
     let peer = UnixStream::connect_addr(&address(name)?)?;
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(REQUEST_TIMEOUT);
     same_user(peer.as_fd())?;
     let question = Question { version: PROTOCOL_VERSION, key: *key };
     frame::send(peer.as_fd(), &question, &[], deadline)?;

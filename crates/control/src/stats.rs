@@ -11,8 +11,8 @@ use std::path::Path;
 
 /// The version of [`JobStats`] that this one writes and reads.
 pub const FORMAT: u32 = 1;
-/// Longest file of figures that is read, bytes.
-const LONGEST: u64 = 1 << 20;
+/// Longest file of figures that is read, in bytes.
+const MAX_FILE_LEN: u64 = 1 << 20;
 
 /// A number of things and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,7 +183,7 @@ impl Stats {
     pub fn sum(folder: &Path) -> io::Result<Stats> {
         let mut sum = Stats::default();
         for path in told::files(folder, "json")? {
-            let text = told::read(&path, LONGEST).unwrap_or_default();
+            let text = told::read(&path, MAX_FILE_LEN).unwrap_or_default();
             if let Ok(one) = serde_json::from_slice(&text) {
                 sum += &one;
             }

@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Files of one folder that are read: a job has fewer clients in its life, as a rule.
-const MOST_FILES: usize = 65_536;
+/// Most files of one folder that are read: a job usually has fewer clients in its life.
+const MAX_FILES: usize = 65_536;
 
 /// Returns the files of a folder whose names end so, by name.
 ///
@@ -16,7 +16,7 @@ const MOST_FILES: usize = 65_536;
 pub fn files(folder: &Path, extension: &str) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
     let its = entries.filter(|path| path.extension().is_some_and(|ends| ends == extension));
-    let mut paths: Vec<_> = its.take(MOST_FILES).collect();
+    let mut paths: Vec<_> = its.take(MAX_FILES).collect();
     paths.sort();
     Ok(paths)
 }

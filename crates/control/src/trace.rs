@@ -20,10 +20,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Longest line that is written and read, bytes.
-const LONGEST_LINE: usize = 16 << 10;
-/// Characters of a name that are kept: those of kernels of templates have no end.
-const LONGEST_NAME: usize = 1000;
+/// Longest line that is written and read, in bytes.
+const MAX_LINE_LEN: usize = 16 << 10;
+/// Most characters of a name that are kept: names of kernels from templates have no end.
+const MAX_NAME_LEN: usize = 1000;
 /// Bytes of a file that are kept for whose it is and for what its process has left out.
 const RESERVE: u64 = 4096;
 /// Bytes of the line that says what was left out, of two numbers of 20 digits. It has its place
@@ -212,7 +212,7 @@ fn blank(mut line: Vec<u8>) -> Vec<u8> {
 }
 
 fn shortened(mut name: String) -> String {
-    if let Some((at, _)) = name.char_indices().nth(LONGEST_NAME) {
+    if let Some((at, _)) = name.char_indices().nth(MAX_NAME_LEN) {
         name.truncate(at);
         name.push('…');
     }

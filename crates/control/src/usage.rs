@@ -7,8 +7,8 @@ use kedge_wire::{List, Text, wire};
 pub const FOLDER: &str = "usage";
 /// Changes with what [`Usage`] means.
 pub const VERSION: u32 = 1;
-/// Devices of a client, at most.
-pub const MOST_DEVICES: usize = 16;
+/// Most devices of a client.
+pub const MAX_DEVICES: usize = 16;
 
 wire! {
     /// A device, and what of it a client has.
@@ -31,7 +31,7 @@ wire! {
         pub copies: u64,
         /// Whether what it had in its devices' memory is swapped out.
         pub swapped_out: bool,
-        pub devices: List<DeviceUse, MOST_DEVICES>,
+        pub devices: List<DeviceUse, MAX_DEVICES>,
     }
 }
 

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// Until a question has come, or an answer that need not be waited for.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a request may take to arrive, or a reply that need not be waited for.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 wire! {
     #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +59,6 @@ pub fn ask(
         return Err(io::Error::from(io::ErrorKind::PermissionDenied).into());
     }
     let channel = Channel::new(stream.into());
-    channel.send(ask, &[], PATIENCE)?;
+    channel.send(ask, &[], REQUEST_TIMEOUT)?;
     channel.receive(limit)
 }

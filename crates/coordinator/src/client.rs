@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How long a coordinator is looked for.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 /// What it may take to answer what needs no waiting.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The longest wait at a time.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// Longest wait at a time.
+const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -101,7 +101,7 @@ fn keep<T>(list: &mut List<T, MAX_TOLD>, stays: impl FnMut(&T) -> bool) {
 }
 
 fn milliseconds(wait: Duration) -> u32 {
-    u32::try_from(wait.min(LONGEST).as_millis()).unwrap_or(u32::MAX)
+    u32::try_from(wait.min(MAX_WAIT).as_millis()).unwrap_or(u32::MAX)
 }
 
 impl Client {
@@ -117,7 +117,7 @@ impl Client {
             broken: List::default(),
         };
         let (stream, limit, published, pages) = (None, None, Vec::new(), Vec::new());
-        let (patience, revision) = (PATIENCE, 0);
+        let (patience, revision) = (CONNECT_TIMEOUT, 0);
         let mut client =
             Client { find, stream, patience, limit, hello, published, revision, pages };
         client.exchange(&Request::Members {}, Duration::ZERO)?;
@@ -164,7 +164,7 @@ impl Client {
         members: u32,
         wait: Duration,
     ) -> Result<(), ClientError> {
-        let until = Instant::now() + wait.min(LONGEST);
+        let until = Instant::now() + wait.min(MAX_WAIT);
         loop {
             let known = self.pages.iter().position(|(of, _)| of == series);
             let index = known.map_or_else(|| self.open_page(series, members), Ok)?;

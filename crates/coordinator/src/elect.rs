@@ -42,9 +42,9 @@ pub fn connect(folder: &Path) -> io::Result<Link> {
 /// The socket's path, as an address may have it: one of more than 107 bytes (unix(7)) leads by way
 /// of the folder's descriptor, which comes with it.
 fn socket_in(folder: &Path) -> io::Result<(Option<File>, PathBuf)> {
-    const LONGEST: usize = 107;
+    const MAX_PATH_LEN: usize = 107;
     let path = folder.join(SOCKET);
-    if path.as_os_str().len() <= LONGEST {
+    if path.as_os_str().len() <= MAX_PATH_LEN {
         return Ok((None, path));
     }
     let held = File::open(folder)?;

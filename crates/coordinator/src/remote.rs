@@ -40,8 +40,10 @@ pub(crate) const ENTRANCE: Duration = Duration::from_secs(5);
 /// A host that says nothing for so long is gone: the kernel asks it in between.
 const SILENCE: Duration = Duration::from_secs(5);
 const ASK: Duration = Duration::from_secs(2);
-const SHORTEST_KEY: usize = 16;
-const LONGEST_KEY: usize = 4096;
+/// Shortest key of a job's parts, in bytes.
+const MIN_KEY_LEN: usize = 16;
+/// Longest key of a job's parts, in bytes.
+const MAX_KEY_LEN: usize = 4096;
 
 /// What all parts of a job know and nobody else does.
 #[derive(Clone)]
@@ -56,7 +58,7 @@ impl std::fmt::Debug for JobKey {
 #[derive(Debug, Error)]
 pub enum FarError {
     #[error(
-        "the key of the job's parts has {0} bytes, and must have {SHORTEST_KEY} to {LONGEST_KEY}: make one by `openssl rand -hex 32`"
+        "the key of the job's parts has {0} bytes, and must have {MIN_KEY_LEN} to {MAX_KEY_LEN}: make one by `openssl rand -hex 32`"
     )]
     Key(usize),
     #[error("{path}: others than its owner may read the key that is in it: `chmod 600` it")]
@@ -71,7 +73,7 @@ impl JobKey {
     /// White space around it does not count.
     pub fn new(text: &[u8]) -> Result<JobKey, FarError> {
         let text = text.trim_ascii();
-        let fits = (SHORTEST_KEY..=LONGEST_KEY).contains(&text.len());
+        let fits = (MIN_KEY_LEN..=MAX_KEY_LEN).contains(&text.len());
         if fits { Ok(JobKey(text.into())) } else { Err(FarError::Key(text.len())) }
     }
 
@@ -97,7 +99,7 @@ impl JobKey {
             return Err(FarError::Open { path: name() });
         }
         let mut text = Vec::new();
-        file.take(LONGEST_KEY as u64 + 64).read_to_end(&mut text).map_err(failed)?;
+        file.take(MAX_KEY_LEN as u64 + 64).read_to_end(&mut text).map_err(failed)?;
         JobKey::new(&text)
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LONG: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A job's folder, and whoever of its members coordinates.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl World {
     /// Ends the coordinator, as if its process had ended.
     fn lose(&self) {
         let begin = Instant::now();
-        while begin.elapsed() < LONG {
+        while begin.elapsed() < TIMEOUT {
             if let Some(server) = self.leader.lock().unwrap().take() {
                 return drop(server);
             }
@@ -119,7 +119,7 @@ const MEMBERS: u32 = 8;
 fn barriers_hold_while_one_coordinator_after_the_other_is_lost() {
     hold_while_coordinators_are_lost("barriers", |client, _, step| {
         let who = Who::Count { members: MEMBERS };
-        client.arrive(&Series::of_job("s"), step, who, LONG).unwrap();
+        client.arrive(&Series::of_job("s"), step, who, TIMEOUT).unwrap();
     });
 }
 
@@ -130,7 +130,7 @@ fn meetings_in_memory_hold_while_one_coordinator_after_the_other_is_lost() {
         if index == 0 && step % 50 == 0 {
             thread::sleep(Duration::from_millis(800));
         }
-        client.meet(&Series::of_node("s"), step as u32, MEMBERS, LONG).unwrap();
+        client.meet(&Series::of_node("s"), step as u32, MEMBERS, TIMEOUT).unwrap();
     });
 }
 
@@ -138,8 +138,8 @@ fn meetings_in_memory_hold_while_one_coordinator_after_the_other_is_lost() {
 fn two_that_meet(world: &World) -> (Client, Client) {
     let (mut one, mut other) = (world.join("one", true), world.join("other", true));
     thread::scope(|scope| {
-        scope.spawn(|| other.meet(&Series::of_node("s"), 1, 2, LONG).unwrap());
-        one.meet(&Series::of_node("s"), 1, 2, LONG).unwrap();
+        scope.spawn(|| other.meet(&Series::of_node("s"), 1, 2, TIMEOUT).unwrap());
+        one.meet(&Series::of_node("s"), 1, 2, TIMEOUT).unwrap();
     });
     (one, other)
 }
@@ -150,14 +150,14 @@ fn who_ends_breaks_a_meeting_in_memory_by_name() {
     let (mut one, other) = two_that_meet(&world);
     let waiting = thread::spawn(move || {
         let begin = Instant::now();
-        let broken = one.meet(&Series::of_node("s"), 2, 2, LONG).unwrap_err();
+        let broken = one.meet(&Series::of_node("s"), 2, 2, TIMEOUT).unwrap_err();
         (broken, begin.elapsed())
     });
     thread::sleep(Duration::from_millis(30));
     drop(other);
     let (broken, after) = waiting.join().unwrap();
     assert!(matches!(&broken, ClientError::Broken { by, .. } if by == "other"), "{broken}");
-    assert!(after < LONG / 2, "{after:?}");
+    assert!(after < TIMEOUT / 2, "{after:?}");
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_meeting_in_memory_that_is_broken_is_so_for_all_and_a_new_one_is_not() {
     let (mut one, mut other) = two_that_meet(&world);
     one.break_series(&Series::of_node("s"), "no room").unwrap();
     for client in [&mut one, &mut other] {
-        let broken = client.meet(&Series::of_node("s"), 2, 2, LONG).unwrap_err();
+        let broken = client.meet(&Series::of_node("s"), 2, 2, TIMEOUT).unwrap_err();
         assert!(matches!(&broken, ClientError::Broken { why, .. } if why == "no room"), "{broken}");
     }
     for client in [&mut one, &mut other] {
@@ -224,10 +224,10 @@ fn who_does_not_read_its_answers_is_hung_up_on() {
     // More than the socket holds of their answers, of which none is read before the end:
     // who reads as fast as the coordinator answers is not hung up on.
     let _ = stream.write_all(&look.repeat(1000));
-    let until = Timespec { tv_sec: LONG.as_secs() as i64, tv_nsec: 0 };
+    let until = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     let hung_up = poll(&mut [PollFd::new(&stream, PollFlags::empty())], Some(&until));
     assert_eq!(hung_up, Ok(1));
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (mut read, mut piece) = (0, [0; 65536]);
     while let Ok(length) = stream.read(&mut piece)
         && length > 0
@@ -246,7 +246,7 @@ fn what_was_published_is_there_after_the_coordinator_is_lost() {
     one.publish(&at, b"10.0.0.1:77", true).unwrap();
     world.lose();
     // Whoever has published is back when it asks next; who looks waits.
-    let looking = thread::spawn(move || other.look(&at, 0, LONG).unwrap());
+    let looking = thread::spawn(move || other.look(&at, 0, TIMEOUT).unwrap());
     assert!(one.members().unwrap().contains(&"one".to_owned()));
     assert_eq!(looking.join().unwrap().unwrap().value, b"10.0.0.1:77");
 }
@@ -259,12 +259,12 @@ fn who_ends_breaks_the_barrier_by_name() {
     let who = Who::Count { members: 2 };
     let (first, both) = (series.clone(), who);
     let other = thread::spawn(move || {
-        other.arrive(&first, 1, both, LONG).unwrap();
+        other.arrive(&first, 1, both, TIMEOUT).unwrap();
         // And now it ends.
     });
-    one.arrive(&series, 1, who, LONG).unwrap();
+    one.arrive(&series, 1, who, TIMEOUT).unwrap();
     other.join().unwrap();
-    let broken = one.arrive(&series, 2, who, LONG).unwrap_err();
+    let broken = one.arrive(&series, 2, who, TIMEOUT).unwrap_err();
     assert!(matches!(&broken, ClientError::Broken { by, .. } if by == "other"), "{broken}");
 }
 
@@ -295,7 +295,7 @@ fn nonsense_is_hung_up_on_and_the_others_go_on() {
     let mut one = world.join("one", true);
     for bytes in [&b"\xff\xff\xff\xff"[..], b"\x04\0\0\0\x08\0\0\0", b"\x01\0\0\0x"] {
         let Link::Local(mut stream) = connect(Path::new(&world.folder)).unwrap() else { panic!() };
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(bytes).unwrap();
         assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "{bytes:?}");
     }

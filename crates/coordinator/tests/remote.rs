@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LONG: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: &[u8] = b"0123456789abcdef0123456789abcdef\n";
 
 /// A host: a folder, and the coordinator if it is there.
@@ -75,7 +75,7 @@ fn both(step: u64) -> (Series, u64, Who) {
 
 fn pass(client: &mut Client, step: u64) {
     let (series, step, who) = both(step);
-    client.arrive(&series, step, who, LONG).unwrap();
+    client.arrive(&series, step, who, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn who_does_not_show_the_key_is_told_nothing_and_hinders_nobody() {
     for bytes in [vec![0; 64], vec![0xff; 5000], b"\x04\0\0\0\x08\0\0\0".repeat(16)] {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.write_all(&bytes).unwrap();
-        assert_eq!(hung_up_on(&mut stream, LONG), 40);
+        assert_eq!(hung_up_on(&mut stream, TIMEOUT), 40);
     }
     // Some that say nothing, and then one that has the key.
     let mut silent: Vec<TcpStream> =
@@ -181,13 +181,13 @@ fn who_does_not_show_the_key_is_told_nothing_and_hinders_nobody() {
     )
     .unwrap();
     let begin = Instant::now();
-    assert!(silent.drain(..).all(|mut stream| hung_up_on(&mut stream, LONG) == 40));
-    assert!(begin.elapsed() < LONG, "{:?}", begin.elapsed());
+    assert!(silent.drain(..).all(|mut stream| hung_up_on(&mut stream, TIMEOUT) == 40));
+    assert!(begin.elapsed() < TIMEOUT, "{:?}", begin.elapsed());
     thread::scope(|scope| {
         scope.spawn(|| pass(&mut one, 1));
         pass(&mut other, 1);
     });
-    let far = other.meet(&Series::of_node("s"), 1, 2, LONG).unwrap_err();
+    let far = other.meet(&Series::of_node("s"), 1, 2, TIMEOUT).unwrap_err();
     assert!(matches!(&far, ClientError::Refused(why) if why.contains("another host")), "{far}");
 }
 

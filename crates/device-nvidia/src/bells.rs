@@ -20,7 +20,7 @@ const WORDS: usize = 64;
 /// From one word to the next, bytes: each has a line of its own.
 const APART: usize = 64;
 /// How long the thread looks: as long as it would otherwise look for messages.
-const PATIENCE: Duration = Duration::from_millis(2);
+const SPIN_TIMEOUT: Duration = Duration::from_millis(2);
 /// How long it looks without giving way to other threads: as long as a small kernel takes.
 const ALONE: Duration = Duration::from_micros(20);
 /// Looks at the word from one look at the clock to the next.
@@ -61,7 +61,7 @@ pub(crate) fn look(over: impl Fn() -> bool, may_spin: impl Fn() -> bool) -> bool
             spin_loop();
         }
         match begin.elapsed() {
-            past if past > PATIENCE => return false,
+            past if past > SPIN_TIMEOUT => return false,
             past if past > ALONE => yield_now(),
             _ => {}
         }

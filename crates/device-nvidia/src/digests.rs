@@ -28,8 +28,8 @@ const DIGEST: u64 = size_of::<Digest>() as u64;
 const MOVE: u64 = 24;
 /// Threads that make pinned pages.
 const THREADS: usize = 4;
-/// Most blocks of a device: of 1 TiB.
-const MOST: usize = 4 << 20;
+/// Most blocks of a device: those of 1 TiB.
+const MAX_BLOCKS: usize = 4 << 20;
 /// CU_FUNC_ATTRIBUTE_NUM_REGS.
 const NUM_REGS: std::ffi::c_uint = 4;
 
@@ -274,7 +274,7 @@ impl Kernels {
     /// Loads them into the current context.
     pub(crate) fn make(driver: &Arc<Driver>, raw: CUdevice) -> Result<Kernels, CuError> {
         let module = Loaded::load(driver)?;
-        let lists = Region::reserve(driver, raw, bytes_for(MOST))?;
+        let lists = Region::reserve(driver, raw, bytes_for(MAX_BLOCKS))?;
         Ok(Kernels { driver: Arc::clone(driver), module, blocks: 0, lists, staging: None })
     }
 
@@ -283,8 +283,8 @@ impl Kernels {
             return Ok(());
         }
         // A few more may come before the pause.
-        let blocks = (blocks + blocks / 8 + 64).min(MOST.max(blocks));
-        if blocks > MOST {
+        let blocks = (blocks + blocks / 8 + 64).min(MAX_BLOCKS.max(blocks));
+        if blocks > MAX_BLOCKS {
             return Err(CuError::OUT_OF_MEMORY);
         }
         let bytes = bytes_for(blocks);

@@ -26,18 +26,18 @@ const HEAP_SIZE: u32 = 2;
 /// The largest blocks are this part of the heap: the time that its allocator takes grows with the
 /// square of their number.
 const PART: u64 = 1024;
-/// The largest blocks have at least so many bytes, and the smallest [`LEAST`]. Those of half the
-/// size take the allocator fifty times as long (H100, driver 580).
+/// The largest blocks have at least so many bytes, and the smallest [`MIN_BLOCK`]. Those of half
+/// the size take the allocator fifty times as long (H100, driver 580).
 const CHUNK: u64 = 64 << 10;
-const LEAST: u64 = 16;
+const MIN_BLOCK: u64 = 16;
 /// For a fresh heap.
 const LIMIT: Duration = Duration::from_secs(2);
 /// For another, beyond a multiple of what a fresh one takes: a full one is slow.
 const MORE: Duration = Duration::from_millis(20);
 
-/// Takes blocks of `size` bytes until there are none, then of half of that, down to [`LEAST`], for
-/// `limit` nanoseconds at most. Tells of them a hash of their places and sizes and how many there
-/// are, and whether it was late.
+/// Takes blocks of `size` bytes until there are none, then of half of that, down to [`MIN_BLOCK`],
+/// for `limit` nanoseconds at most. Tells of them a hash of their places and sizes and how many
+/// there are, and whether it was late.
 const TEXT: &CStr = c"
 .version 7.0
 .target sm_70
@@ -294,4 +294,4 @@ fn refused(kernel: &str, why: &str) -> SnapshotError {
     SnapshotError::new(CuError::NOT_SUPPORTED, message)
 }
 
-const _: () = assert!(CHUNK >= LEAST && CHUNK.is_power_of_two());
+const _: () = assert!(CHUNK >= MIN_BLOCK && CHUNK.is_power_of_two());

@@ -53,8 +53,8 @@ const BUS: f64 = 50e9;
 /// is done to the bytes on the host takes more than that again, where it runs beside a thread of
 /// the program's or the proxy's on one core (2 to 6 % with 2,500, 0 to 4 % with 1,500).
 const HARMLESS: f64 = 1000.0;
-/// Slower than that no drain becomes: half of what a disk takes.
-const SLOWEST: f64 = 6e8;
+/// Lowest rate that a drain is slowed to, in bytes per second: half of what a disk takes.
+const MIN_RATE: f64 = 6e8;
 /// So often the drain looks at the program.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -149,7 +149,7 @@ impl State {
 
 /// Bytes a second beside a program of so many rounds a second.
 fn allowed(rounds: f64) -> f64 {
-    if rounds <= HARMLESS { 1e15 } else { (BUS * HARMLESS / rounds).max(SLOWEST) }
+    if rounds <= HARMLESS { 1e15 } else { (BUS * HARMLESS / rounds).max(MIN_RATE) }
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
         assert!(allowed(0.0) > 1e12);
         assert!(allowed(5000.0) < 0.4 * BUS);
         assert!(allowed(80e3) < 0.02 * BUS);
-        assert_eq!(allowed(1e9), SLOWEST);
+        assert_eq!(allowed(1e9), MIN_RATE);
         let idle = pace(DrainRate::Adaptive);
         let mut state = idle.lock();
         let begin = state.looked;

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a pinned buffer, and of the largest piece.
 pub(crate) const PIECE: u64 = 2 << 20;
-/// Pinned buffers that are kept: pinning takes longer than copying.
-const MOST_KEPT: usize = 32;
+/// Most pinned buffers that are kept for later: pinning takes longer than copying.
+const MAX_FREE_BUFFERS: usize = 32;
 /// Threads that one copy is spread over, where it has as many pieces.
 const LANES: u64 = 8;
 /// CU_MEMHOSTALLOC_PORTABLE.
@@ -77,7 +77,7 @@ impl Buffers {
 
     pub(crate) fn put(&self, buffer: Buffer) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < MOST_KEPT {
+        if free.len() < MAX_FREE_BUFFERS {
             return free.push(buffer);
         }
         drop(free);

@@ -18,18 +18,19 @@ use std::time::{Duration, Instant};
 /// Small variables share chunks of this size; others have some of their own.
 const CHUNK: u64 = 2 << 20;
 /// What variables are multiples of.
-const LEAST: u64 = 256;
-/// The longest that is taken at once.
-const MOST: u64 = 32 << 20;
-/// Taken for one module at a time, at most.
+const GRANULE: u64 = 256;
+/// Largest room that is taken at once, in bytes.
+const MAX_ROOM_LEN: u64 = 32 << 20;
+/// Most rooms that are taken for one module at a time.
 const MAX_ROOMS: usize = 1024;
+/// Most bytes of these rooms.
 const MAX_BYTES: u64 = 1 << 30;
 /// So often the module is loaded.
 const MAX_LOADS: usize = 8;
-/// A restart is held up by one module for this long at most, with each kind of room: a driver that
-/// many processes use needs a second where an idle one needs some milliseconds, and a restart that
-/// is refused helps nobody. The first module that stays elsewhere ends all of this.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long one module may hold a restart up, with each kind of room: a driver that many processes
+/// use needs a second where an idle one needs some milliseconds, and a restart that is refused
+/// helps nobody. The first module that stays elsewhere ends all of this.
+const STEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A variable that the program knows the address of.
 #[derive(Debug, Clone, PartialEq)]
@@ -173,7 +174,7 @@ impl std::fmt::Display for Tried {
 
 impl<R: Rooms> Steering<R> {
     fn new(rooms: R) -> Steering<R> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + STEER_TIMEOUT;
         Steering { rooms, kept: Vec::new(), bytes: 0, end, first: None, tried: Tried::default() }
     }
 
@@ -183,7 +184,7 @@ impl<R: Rooms> Steering<R> {
         self.tried.bytes += self.bytes;
         self.tried.out_of_time |= Instant::now() >= self.end;
         self.kept.clear();
-        (self.bytes, self.end) = (0, Instant::now() + PATIENCE);
+        (self.bytes, self.end) = (0, Instant::now() + STEER_TIMEOUT);
     }
 
     fn take(&mut self, bytes: u64) -> Result<(u64, R::Room), CuError> {
@@ -216,20 +217,20 @@ impl<R: Rooms> Steering<R> {
         let gap = match behind {
             None => CHUNK - at % CHUNK,
             Some(gap) if gap < CHUNK => gap,
-            Some(gap) => (gap - gap % CHUNK).min(MOST),
+            Some(gap) => (gap - gap % CHUNK).min(MAX_ROOM_LEN),
         };
         if gap == 0 {
             return Ok(false);
         }
         let mut bytes = gap;
-        while bytes > wanted.max(LEAST) {
+        while bytes > wanted.max(GRANULE) {
             let (got, room) = self.take(bytes)?;
             if got == at {
                 self.keep(room, bytes);
                 return Ok(true);
             }
             drop(room);
-            bytes = (bytes / 2).next_multiple_of(LEAST);
+            bytes = (bytes / 2).next_multiple_of(GRANULE);
         }
         // Where it does not lie there, it is out of the way for the next.
         let bytes = wanted.min(gap);
@@ -297,7 +298,7 @@ mod tests {
             self.takes += 1;
             let small = bytes < CHUNK;
             let (step, len) = match small {
-                true => (LEAST, bytes.next_multiple_of(LEAST)),
+                true => (GRANULE, bytes.next_multiple_of(GRANULE)),
                 false => (CHUNK, bytes.next_multiple_of(CHUNK)),
             };
             let all = || POOLS.iter().flat_map(|pool| (*pool..pool + POOL).step_by(step as usize));
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn it_does_not_take_long() {
-        let (sound, takes) = comes_back(&[&[CHUNK - LEAST]], &[0], &[8]);
+        let (sound, takes) = comes_back(&[&[CHUNK - GRANULE]], &[0], &[8]);
         assert!(sound && takes < 30, "{takes}");
         let (sound, takes) = comes_back(&[&[30 * MIB], &[30 * MIB]], &[0, 1], &[8]);
         assert!(sound && takes < 60, "{takes}");

@@ -11,10 +11,11 @@ use std::ptr;
 
 /// Of a window; and what the driver's ranges for managed variables are a multiple of.
 pub(crate) const CHUNK: u64 = 32 << 20;
-/// What needs to lie somewhere takes more: small mappings find room elsewhere.
-const LEAST: u64 = CHUNK + (1 << 20);
-/// More than a process has.
-const MOST: u64 = 1 << 46;
+/// Smallest hole that is filled, in bytes: what needs to lie somewhere takes more, and small
+/// mappings find room elsewhere.
+const MIN_HOLE: u64 = CHUNK + (1 << 20);
+/// Largest hole that is filled, in bytes: more than a process has.
+const MAX_HOLE: u64 = 1 << 46;
 /// Holes of one size that are filled at once.
 const MAX_FILLED: usize = 64;
 
@@ -93,12 +94,12 @@ impl Drop for Window {
 
 /// Leaves no hole above `floor` that is of use.
 fn fill_above(floor: u64) {
-    if !fill_one(LEAST, floor) {
+    if !fill_one(MIN_HOLE, floor) {
         return;
     }
-    let mut bytes = MOST;
+    let mut bytes = MAX_HOLE;
     while bytes >= CHUNK {
-        let hole = bytes.max(LEAST);
+        let hole = bytes.max(MIN_HOLE);
         let _ = (0..MAX_FILLED).take_while(|_| fill_one(hole, floor)).count();
         bytes /= 2;
     }

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Longest chain of images that is followed.
-const MOST_PARENTS: usize = 10_000;
+/// Longest chain of images that is followed, in images.
+const MAX_CHAIN_LEN: usize = 10_000;
 
 /// The image in `folder` and those that it builds on, itself first. Each parent is the one that its
 /// child was written for; to root, all must be one user's.
@@ -33,7 +33,7 @@ pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
         let (opened, place) = (child.parent(&parent), parent.place());
         let again = |(seen, _): &(Folder, Manifest)| seen.path().ends_with(&place);
         let parent = place.display().to_string();
-        if chain.len() > MOST_PARENTS || chain.iter().any(again) {
+        if chain.len() > MAX_CHAIN_LEN || chain.iter().any(again) {
             return Err(ImageError::Circle { path, parent });
         }
         let next = match opened.and_then(|next| Manifest::of(&next).map(|found| (next, found))) {
@@ -75,8 +75,8 @@ const AHEAD: &str = "-ahead.kimg";
 pub struct Opened(Mutex<Vec<(PathBuf, Arc<ImageFile>)>>);
 
 impl Opened {
-    /// Each holds a descriptor.
-    const MOST: usize = 32;
+    /// Most files that are kept open: each holds a descriptor.
+    const MAX_OPEN: usize = 32;
 
     /// The file of the image in `folder` that `entry` describes.
     fn file(&self, folder: &Folder, entry: &FileEntry) -> Result<Arc<ImageFile>, ImageError> {
@@ -87,7 +87,7 @@ impl Opened {
             Some(index) => lately.remove(index).1,
             None => Arc::new(ImageFile::of(folder, entry)?),
         };
-        if lately.len() == Opened::MOST {
+        if lately.len() == Opened::MAX_OPEN {
             lately.remove(0);
         }
         lately.push((path, file.clone()));
@@ -534,11 +534,11 @@ mod tests {
         opened.clear();
         assert_eq!((count(&own.files[0]), count(&other.files[0])), (2, 1));
         // No more are kept than descriptors may be.
-        let more =
-            (0..Opened::MOST).map(|_| opened.lately().push((PathBuf::new(), own.files[0].clone())));
-        assert_eq!(more.count(), Opened::MOST);
+        let more = (0..Opened::MAX_OPEN)
+            .map(|_| opened.lately().push((PathBuf::new(), own.files[0].clone())));
+        assert_eq!(more.count(), Opened::MAX_OPEN);
         drop(Layers::open_among(&chain, "9.kimg", &opened).unwrap());
-        assert_eq!(opened.lately().len(), Opened::MOST);
+        assert_eq!(opened.lately().len(), Opened::MAX_OPEN);
     }
 
     #[test]

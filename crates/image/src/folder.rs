@@ -14,8 +14,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Links on the way to a folder that are followed, as the kernel has it.
-const MOST_LINKS: usize = 40;
+/// Most symbolic links on the way to a folder that are followed, as in the kernel.
+const MAX_LINKS: usize = 40;
 /// Bits of a mode by which others than the owner can write.
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -197,7 +197,7 @@ fn walk(from: BorrowedFd<'_>, path: &Path) -> io::Result<(OwnedFd, Vec<u32>)> {
         let found = fstat(&next)?;
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory => at = next,
-            FileType::Symlink if links.len() < MOST_LINKS => {
+            FileType::Symlink if links.len() < MAX_LINKS => {
                 links.push(found.st_uid);
                 let target = readlinkat(&next, c"", Vec::new())?;
                 let target = PathBuf::from(OsString::from_vec(target.into_bytes()));

@@ -14,8 +14,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Errors that are told of one image.
-const MOST_ERRORS: usize = 1000;
+/// Most errors of one image that are reported.
+const MAX_ERRORS: usize = 1000;
 /// Stored bytes that are read together.
 const TOGETHER: u64 = 2 << 20;
 /// So often it is told how far it is.
@@ -115,7 +115,7 @@ fn conclude(found: Verified, mut errors: Vec<ImageError>) -> Result<Verified, Ve
         return Ok(found);
     }
     errors.sort_by_key(place);
-    errors.truncate(MOST_ERRORS);
+    errors.truncate(MAX_ERRORS);
     Err(errors)
 }
 
@@ -268,7 +268,7 @@ fn read_together(
         decoded.resize(extent.decoded as usize, 0);
         file.check_stored(extent, &stored[at..at + extent.stored as usize], decoded).err()
     };
-    Ok(extents.iter().filter_map(check).take(MOST_ERRORS).collect())
+    Ok(extents.iter().filter_map(check).take(MAX_ERRORS).collect())
 }
 
 /// What was read, and what was wrong; `tell` is told how many bytes have been read so far.
@@ -284,7 +284,7 @@ fn read_all(
         let mut all = Verified::default();
         while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
             let read = work.check(&mut buffers, &mut errors);
-            errors.truncate(MOST_ERRORS);
+            errors.truncate(MAX_ERRORS);
             done.fetch_add(read.bytes, Ordering::Relaxed);
             all.add(read);
         }

@@ -383,8 +383,8 @@ const TOGETHER: usize = 1 << 20;
 
 /// Buffers of packers that are done.
 static SPARE: Spare = Spare::new();
-/// What these may take.
-const MOST_SPARE: usize = 8 * (TOGETHER + 2 * PAGE as usize);
+/// Most bytes that spare buffers may take.
+const MAX_SPARE: usize = 8 * (TOGETHER + 2 * PAGE as usize);
 
 /// Gathers small pieces of memory, so that a page here and a page there are not a write each. One
 /// for each thread that writes.
@@ -461,7 +461,7 @@ impl<'a> Packer<'a> {
 
 impl Drop for Packer<'_> {
     fn drop(&mut self) {
-        SPARE.keep(std::mem::take(&mut self.buffer), MOST_SPARE);
+        SPARE.keep(std::mem::take(&mut self.buffer), MAX_SPARE);
     }
 }
 

@@ -26,8 +26,8 @@ use tonic::transport::{Endpoint, Server};
 const KUBELET: &str = "kubelet.sock";
 /// How often the kubelet's socket and kedge's files are looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// For a kubelet to answer a registration; it calls the plugin back meanwhile.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a kubelet may take to answer a registration; it calls the plugin back meanwhile.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long conversations have to end when the plugin does.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Calls of one connection at a time; the kubelet has one that lasts and one or two others.
@@ -56,7 +56,7 @@ enum RegisterError {
     Connect(#[from] tonic::transport::Error),
     #[error("the kubelet refuses: {0}")]
     Refused(String),
-    #[error("the kubelet has not answered for {PATIENCE:?}")]
+    #[error("the kubelet has not answered for {REGISTER_TIMEOUT:?}")]
     Silent,
 }
 
@@ -230,7 +230,7 @@ async fn register(kubelet: &Path, own: &Path, resource: &str) -> Result<(), Regi
         answer
             .map_err(|status| RegisterError::Refused(status.message().chars().take(400).collect()))
     };
-    timeout(PATIENCE, told).await.map_err(|_| RegisterError::Silent)?.map(drop)
+    timeout(REGISTER_TIMEOUT, told).await.map_err(|_| RegisterError::Silent)?.map(drop)
 }
 
 /// Runs the plugin in this process, which SIGTERM and SIGINT end.

@@ -25,8 +25,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Response, Status};
 
-/// For what takes a moment; far beyond what it takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Far longer than anything here takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const SOCKET: &str = "kedge-kedge.dev=gpu.sock";
 
 /// A node: the kubelet's folder, and kedge's files.
@@ -93,7 +93,7 @@ impl Plugin {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status;
             }
-            assert!(waited < PATIENCE, "the plugin does not end");
+            assert!(waited < TIMEOUT, "the plugin does not end");
             waited += Duration::from_millis(20);
             sleep(Duration::from_millis(20)).await;
         }
@@ -146,7 +146,7 @@ impl Kubelet {
     }
 
     async fn is_told(&mut self) -> RegisterRequest {
-        timeout(PATIENCE, self.registered.recv()).await.expect("a registration").unwrap()
+        timeout(TIMEOUT, self.registered.recv()).await.expect("a registration").unwrap()
     }
 
     fn ends(self) {
@@ -170,7 +170,7 @@ fn ids(text: &str) -> Vec<String> {
 async fn gone(path: &Path) {
     let mut waited = Duration::ZERO;
     while path.exists() {
-        assert!(waited < PATIENCE, "{} stays", path.display());
+        assert!(waited < TIMEOUT, "{} stays", path.display());
         waited += Duration::from_millis(20);
         sleep(Duration::from_millis(20)).await;
     }
@@ -190,7 +190,7 @@ async fn a_container_gets_its_devices() {
     let about = client.get_device_plugin_options(Empty {}).await.unwrap().into_inner();
     assert_eq!(Some(about), told.options);
     let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
-    let list = timeout(PATIENCE, lists.message()).await.unwrap().unwrap().unwrap().devices;
+    let list = timeout(TIMEOUT, lists.message()).await.unwrap().unwrap().unwrap().devices;
     let list: Vec<_> = list.iter().map(|device| (&*device.id, &*device.health)).collect();
     assert_eq!(list, [("soft0", HEALTHY), ("soft1", HEALTHY)]);
     let edits = allocate(&mut client, ids("soft1")).await.unwrap();
@@ -204,7 +204,7 @@ async fn a_container_gets_its_devices() {
     plugin.signal("-TERM");
     assert_eq!(plugin.ends().await.code(), Some(0));
     assert!(!node.socket().exists(), "the socket is left");
-    let end = timeout(PATIENCE, lists.message()).await.unwrap();
+    let end = timeout(TIMEOUT, lists.message()).await.unwrap();
     assert!(matches!(end, Ok(None)), "{end:?}");
     kubelet.ends();
 }
@@ -298,7 +298,7 @@ async fn devices_are_as_healthy_as_kedge_s_files() {
     let mut client = node.client().await;
     let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
     let mut health = async || {
-        let list = timeout(PATIENCE, lists.message()).await.unwrap().unwrap().unwrap().devices;
+        let list = timeout(TIMEOUT, lists.message()).await.unwrap().unwrap().unwrap().devices;
         assert_eq!(list.len(), 2);
         list[0].health.clone()
     };

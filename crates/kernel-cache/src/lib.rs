@@ -32,7 +32,7 @@ const MAX_LISTED: usize = 1000;
 /// A file that a killed process has left half written is removed after this time.
 const ABANDONED: Duration = Duration::from_secs(3600);
 /// How long [`KernelCache::clear`] waits for a process that is removing old entries.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK: &str = "lock";
 
 /// Why the cache cannot be used.
@@ -330,7 +330,7 @@ impl KernelCache {
 
     fn lock(&self) -> Result<File, CacheError> {
         let lock = self.open_lock()?;
-        let until = SystemTime::now() + PATIENCE;
+        let until = SystemTime::now() + LOCK_TIMEOUT;
         while lock.try_lock().is_err() {
             if SystemTime::now() > until {
                 return Err(CacheError::Locked { path: self.dir.join(LOCK) });

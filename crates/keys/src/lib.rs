@@ -37,7 +37,7 @@ pub use connection::Connection;
 pub use error::KeyError;
 pub use handshake::{HandshakeError, accept, connect};
 pub use identity::Identity;
-pub use limits::{BadLimits, LEAST_BANDWIDTH, Limits, MOST_DEVICES};
+pub use limits::{BadLimits, Limits, MAX_DEVICES, MIN_BANDWIDTH};
 pub use name::{BadName, Name};
 pub use owner::{Whose, whose};
 pub use pins::{Pins, Refusal};

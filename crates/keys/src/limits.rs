@@ -4,11 +4,11 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Devices that a key can be given by number.
-pub const MOST_DEVICES: usize = 64;
-/// Bytes a second that a key can be limited to: a session always reads so much, so that it hears
+/// Most devices that a key can be given by number.
+pub const MAX_DEVICES: usize = 64;
+/// Lowest limit of a key, in bytes per second: a session always reads so much, so that it hears
 /// that its near end is there.
-pub const LEAST_BANDWIDTH: u64 = 64 << 10;
+pub const MIN_BANDWIDTH: u64 = 64 << 10;
 
 /// What all sessions of a key may have together; `None`: whatever there is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Limits {
     pub sessions: Option<u32>,
     /// Jobs at a time.
     pub jobs: Option<u32>,
-    /// Bytes a second, both ways together; [`LEAST_BANDWIDTH`] at least.
+    /// Bytes a second, both ways together; [`MIN_BANDWIDTH`] at least.
     pub bandwidth: Option<u64>,
 }
 
@@ -83,9 +83,7 @@ impl FromStr for Limits {
                 "memory" => put(memory, number(value)),
                 "sessions" => put(sessions, number(value)),
                 "jobs" => put(jobs, number(value)),
-                "bandwidth" => {
-                    put(bandwidth, number(value).filter(|rate| *rate >= LEAST_BANDWIDTH))
-                }
+                "bandwidth" => put(bandwidth, number(value).filter(|rate| *rate >= MIN_BANDWIDTH)),
                 _ => return Err(bad("no such limit")),
             };
             once.map_err(bad)?;
@@ -106,7 +104,7 @@ fn number<T: FromStr>(text: &str) -> Option<T> {
 
 fn numbers(text: &str) -> Option<Vec<u32>> {
     let numbers = text.split(',').map(number).collect::<Option<Vec<u32>>>()?;
-    (numbers.len() <= MOST_DEVICES).then_some(numbers)
+    (numbers.len() <= MAX_DEVICES).then_some(numbers)
 }
 
 #[cfg(test)]
@@ -134,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_told_by_line() {
-        let many = format!("devices {}\n", ["1"; MOST_DEVICES + 1].join(","));
+        let many = format!("devices {}\n", ["1"; MAX_DEVICES + 1].join(","));
         for (text, said) in [
             ("gpus 2\nmemry 5\n", "line 2: no such limit"),
             ("gpus 2\ngpus 3\n", "line 2: a limit is there twice"),

@@ -26,8 +26,8 @@ pub const PSK_BYTES: usize = 32;
 const RANDOM: usize = 32;
 /// What a greeting begins with: no record does.
 const GREETING: u8 = 1;
-/// Greetings of one stream at most: of so many lives.
-const MOST: usize = 4096;
+/// Most greetings of one stream: of so many lives.
+const MAX_GREETINGS: usize = 4096;
 /// New keys are made before a key has sealed so many records (it may seal 2²⁴).
 const RENEWED: u64 = 1 << 23;
 
@@ -36,7 +36,7 @@ const RENEWED: u64 = 1 << 23;
 pub enum PskError {
     #[error("the system gives no random numbers")]
     Random,
-    #[error("the other end greets more often than {MOST} times")]
+    #[error("the other end greets more often than {MAX_GREETINGS} times")]
     TooOften,
     #[error("what arrives is neither a greeting nor a record")]
     Nonsense,
@@ -123,7 +123,7 @@ impl PskChannel {
     /// # Errors
     /// The system gives no random numbers, or this was done too often.
     pub fn renew(&mut self) -> Result<(), PskError> {
-        if self.own.len() >= MOST {
+        if self.own.len() >= MAX_GREETINGS {
             return Err(PskError::TooOften);
         }
         let mut random = [0; RANDOM];

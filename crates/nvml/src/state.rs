@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The first question has the driver's library opened, which wakes devices.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a reply may take: the first question has the driver's library opened, which wakes
+/// devices.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A restart in the middle of a question takes the connection; another may come in the middle of
 /// the next.
 const TRIES: usize = 3;
@@ -89,8 +90,8 @@ impl State {
 }
 
 fn converse(channel: &Channel, question: &Question) -> Result<Answer, SocketError> {
-    channel.send(question, &[], PATIENCE)?;
-    channel.receive(PATIENCE).map(|(answer, _)| answer)
+    channel.send(question, &[], REPLY_TIMEOUT)?;
+    channel.receive(REPLY_TIMEOUT).map(|(answer, _)| answer)
 }
 
 #[cfg(test)]

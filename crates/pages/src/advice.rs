@@ -6,7 +6,7 @@ use crate::region::offsets;
 use crate::types::{Access, Action, Advice, Attach, Error, Pages, Place};
 
 /// Most wishes that wait; a hint that is given up does no harm.
-const MOST_WISHES: usize = 256;
+const MAX_WISHES: usize = 256;
 
 impl Engine {
     /// The program wants a range to be at a place soon. On the host, it is opened for reading.
@@ -56,7 +56,7 @@ impl Engine {
             let attaches = self.attaches(pages);
             if attaches.iter().all(|attach| self.busy.lets(*attach)) {
                 self.carry_out(wish, out);
-            } else if self.wishes.len() < MOST_WISHES {
+            } else if self.wishes.len() < MAX_WISHES {
                 self.wishes.push(wish);
             }
         }

@@ -5,13 +5,13 @@ use crate::PmiError;
 
 /// Characters of a frame's length.
 const HEAD: usize = 6;
-/// The longest body, in bytes: what six digits can say.
-pub const LONGEST_FRAME: usize = 999_999;
+/// Longest body, in bytes: what six digits can say.
+pub const MAX_FRAME_LEN: usize = 999_999;
 
 /// Takes the first frame's body out of `buffer`. `None`: it is not there as a whole.
 ///
 /// # Errors
-/// The length is none. A length is never longer than [`LONGEST_FRAME`].
+/// The length is none. A length is never longer than [`MAX_FRAME_LEN`].
 pub fn take_frame(buffer: &mut Vec<u8>) -> Result<Option<Vec<u8>>, PmiError> {
     let Some(head) = buffer.first_chunk::<HEAD>() else { return Ok(None) };
     let text = String::from_utf8_lossy(head);
@@ -81,7 +81,7 @@ impl Command {
     /// Returns the frame, with its length.
     ///
     /// # Errors
-    /// It would be longer than [`LONGEST_FRAME`].
+    /// It would be longer than [`MAX_FRAME_LEN`].
     pub fn encode(&self) -> Result<Vec<u8>, PmiError> {
         let mut body = format!("cmd={};", doubled(&self.name));
         for (key, value) in &self.pairs {
@@ -93,8 +93,8 @@ impl Command {
 
 /// Returns `body` with its length before it.
 pub(crate) fn frame(body: &[u8]) -> Result<Vec<u8>, PmiError> {
-    if body.len() > LONGEST_FRAME {
-        return Err(PmiError::LongFrame { bytes: body.len(), most: LONGEST_FRAME });
+    if body.len() > MAX_FRAME_LEN {
+        return Err(PmiError::LongFrame { bytes: body.len(), most: MAX_FRAME_LEN });
     }
     let mut frame = format!("{:6}", body.len()).into_bytes();
     frame.extend_from_slice(body);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(Command::parse(b"cmd=a;b"), Err(PmiError::Pair("b".to_owned())));
         assert_eq!(Command::parse(b"cmd=a;=b"), Err(PmiError::Pair("=b".to_owned())));
         assert_eq!(Command::parse(b"cmd=\xff;"), Err(PmiError::Text));
-        let long = Command::new("a").with("b", "c".repeat(LONGEST_FRAME));
+        let long = Command::new("a").with("b", "c".repeat(MAX_FRAME_LEN));
         assert!(matches!(long.encode(), Err(PmiError::LongFrame { .. })));
     }
 

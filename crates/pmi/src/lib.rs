@@ -16,10 +16,10 @@ mod relay;
 mod session;
 
 pub use error::PmiError;
-pub use frame::{Command, LONGEST_FRAME, take_frame};
-pub use line::{LONGEST_LINE, Line, Version, take_line};
-pub use relay::{MOST_TOLD, Relay, Saved, TOLD_BYTES};
-pub use session::{Key, LONGEST_KEY, LONGEST_VALUE, Rank, Session};
+pub use frame::{Command, MAX_FRAME_LEN, take_frame};
+pub use line::{Line, MAX_LINE_LEN, Version, take_line};
+pub use relay::{MAX_TOLD, MAX_TOLD_BYTES, Relay, Saved};
+pub use session::{Key, MAX_KEY_LEN, MAX_VALUE_LEN, Rank, Session};
 
 /// What the fuzz target and its test hold the codecs to: whatever decodes is the same once it has
 /// been encoded and decoded again, and no bytes bring the relay to anything but an error.

@@ -3,18 +3,18 @@
 use crate::PmiError;
 use std::fmt;
 
-/// The longest line, in bytes; MPICH's has half as many.
-pub const LONGEST_LINE: usize = 2048;
+/// Longest line, in bytes; MPICH's has half as many.
+pub const MAX_LINE_LEN: usize = 2048;
 
 /// Takes the first line out of `buffer`, without its end. `None`: it is not there as a whole.
 ///
 /// # Errors
-/// It is longer than [`LONGEST_LINE`], or not text.
+/// It is longer than [`MAX_LINE_LEN`], or not text.
 pub fn take_line(buffer: &mut Vec<u8>) -> Result<Option<String>, PmiError> {
-    let seen = &buffer[..buffer.len().min(LONGEST_LINE)];
+    let seen = &buffer[..buffer.len().min(MAX_LINE_LEN)];
     let Some(end) = seen.iter().position(|byte| *byte == b'\n') else {
-        let long = buffer.len() >= LONGEST_LINE;
-        return if long { Err(PmiError::LongLine { most: LONGEST_LINE }) } else { Ok(None) };
+        let long = buffer.len() >= MAX_LINE_LEN;
+        return if long { Err(PmiError::LongLine { most: MAX_LINE_LEN }) } else { Ok(None) };
     };
     let rest = buffer.split_off(end + 1);
     let mut line = std::mem::replace(buffer, rest);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(take_line(&mut bytes), Ok(Some("cmd=get_maxes".to_owned())));
         assert_eq!(take_line(&mut bytes), Ok(None));
         assert_eq!(bytes, b"cmd=barr");
-        let mut long = vec![b'a'; LONGEST_LINE];
+        let mut long = vec![b'a'; MAX_LINE_LEN];
         assert!(matches!(take_line(&mut long), Err(PmiError::LongLine { .. })));
         assert_eq!(take_line(&mut b"\xff\n".to_vec()), Err(PmiError::Text));
     }

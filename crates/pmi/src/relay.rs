@@ -2,14 +2,14 @@
 
 use crate::frame::{Command, frame, take_frame};
 use crate::line::{Line, Version, take_line};
-use crate::session::{LONGEST_KEY, LONGEST_VALUE, Rank};
-use crate::{LONGEST_FRAME, PmiError};
+use crate::session::{MAX_KEY_LEN, MAX_VALUE_LEN, Rank};
+use crate::{MAX_FRAME_LEN, PmiError};
 use serde::{Deserialize, Serialize};
 
-/// So many requests that must be told again may a rank make.
-pub const MOST_TOLD: usize = 4096;
-/// The bytes of all of them.
-pub const TOLD_BYTES: usize = 4 << 20;
+/// Most requests of a rank that must be told again.
+pub const MAX_TOLD: usize = 4096;
+/// Most bytes of all of them.
+pub const MAX_TOLD_BYTES: usize = 4 << 20;
 /// So many bytes may wait for the rank before no more is read from it.
 const UNREAD: usize = 1 << 20;
 /// So many requests may be under way.
@@ -18,8 +18,8 @@ const ASKED: usize = 256;
 const FENCE: &str = "kvs-fence";
 /// PMI-1's name for an attribute of the step, which it asks for as for a key.
 const MAPPING: &str = "PMI_process_mapping";
-/// The longest name of a step, in bytes (PMI-1's own bound).
-const LONGEST_NAME: usize = 256;
+/// Longest name of a step, in bytes (PMI-1's own bound).
+const MAX_NAME_LEN: usize = 256;
 
 /// What an image holds of a rank's session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,8 +118,8 @@ impl Relay {
     /// The image holds more than a relay keeps.
     pub fn restored(rank: Rank, saved: Saved) -> Result<Relay, PmiError> {
         let bytes = saved.told.iter().map(Vec::len).sum::<usize>();
-        if saved.told.len() > MOST_TOLD || bytes > TOLD_BYTES {
-            return Err(PmiError::ToldMuch { most: TOLD_BYTES });
+        if saved.told.len() > MAX_TOLD || bytes > MAX_TOLD_BYTES {
+            return Err(PmiError::ToldMuch { most: MAX_TOLD_BYTES });
         }
         let Saved { step, version, full, ended, fences, told, from_rank, to_rank, .. } = saved;
         let new = Relay::new(rank, step);
@@ -151,7 +151,7 @@ impl Relay {
 
     /// Whether more may be read from the rank.
     pub fn wants_rank(&self) -> bool {
-        self.from_rank.len() <= LONGEST_FRAME && self.to_rank.len() < UNREAD
+        self.from_rank.len() <= MAX_FRAME_LEN && self.to_rank.len() < UNREAD
     }
 
     /// The first request that the daemon has not answered, other than a fence.
@@ -220,7 +220,7 @@ impl Relay {
             return Err(PmiError::UnderWay(request.to_owned()));
         }
         if self.told_much {
-            return Err(PmiError::ToldMuch { most: TOLD_BYTES });
+            return Err(PmiError::ToldMuch { most: MAX_TOLD_BYTES });
         }
         let again = self.asked.iter().flat_map(|asked| asked.sent.iter().copied());
         Ok(Saved {
@@ -289,8 +289,8 @@ impl Relay {
         let of = |key: &str| line.get(key).unwrap_or_default().to_owned();
         let (request, asks) = match line.name() {
             "get_maxes" => {
-                let maxes = Line::new("maxes").with("rc", 0).with("kvsname_max", LONGEST_NAME);
-                self.say(maxes.with("keylen_max", LONGEST_KEY).with("vallen_max", LONGEST_VALUE));
+                let maxes = Line::new("maxes").with("rc", 0).with("kvsname_max", MAX_NAME_LEN);
+                self.say(maxes.with("keylen_max", MAX_KEY_LEN).with("vallen_max", MAX_VALUE_LEN));
                 return Ok(true);
             }
             "get_appnum" => {
@@ -351,7 +351,7 @@ impl Relay {
         self.fences += u64::from(name == FENCE);
         if matches!(name, "kvs-put" | "info-putnodeattr") {
             let bytes = self.told.iter().map(Vec::len).sum::<usize>() + body.len();
-            self.told_much |= self.told.len() >= MOST_TOLD || bytes > TOLD_BYTES;
+            self.told_much |= self.told.len() >= MAX_TOLD || bytes > MAX_TOLD_BYTES;
             if !self.told_much {
                 self.told.push(body.to_vec());
             }

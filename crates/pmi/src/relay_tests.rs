@@ -73,7 +73,7 @@ fn an_abort_ends_the_session() {
     ] {
         relay.from_rank(&[&*asks, &*asks, &*more].concat()).unwrap();
         assert_eq!((relay.waits_for(), relay.has_ended()), (None, true));
-        for _ in 0..LONGEST_FRAME / 16 {
+        for _ in 0..MAX_FRAME_LEN / 16 {
             relay.from_rank(&asks).unwrap();
         }
         assert_eq!(*relay.to_daemon(), abort);
@@ -220,13 +220,13 @@ fn what_is_no_session_ends_it() {
 #[test]
 fn what_is_kept_is_bounded() {
     let mut relay = begun();
-    for number in 0..=MOST_TOLD {
+    for number in 0..=MAX_TOLD {
         relay.from_rank(&framed(&format!("cmd=kvs-put;key=k{number};value=v;"))).unwrap();
         relay.from_daemon(&framed("cmd=kvs-put-response;rc=0;")).unwrap();
         relay.to_rank().clear();
         relay.to_daemon().clear();
     }
-    assert_eq!(relay.saved(), Err(PmiError::ToldMuch { most: TOLD_BYTES }));
+    assert_eq!(relay.saved(), Err(PmiError::ToldMuch { most: MAX_TOLD_BYTES }));
 
     let mut relay = begun();
     let fence = framed("cmd=kvs-fence;");
@@ -236,5 +236,5 @@ fn what_is_kept_is_bounded() {
     while relay.wants_rank() {
         relay.from_rank(&[b' '; 4096]).unwrap();
     }
-    assert!(relay.from_rank.len() < 2 * LONGEST_FRAME);
+    assert!(relay.from_rank.len() < 2 * MAX_FRAME_LEN);
 }

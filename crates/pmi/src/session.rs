@@ -5,10 +5,10 @@ use crate::line::{Line, Version, take_line};
 use crate::{PmiError, take_frame};
 use serde::{Deserialize, Serialize};
 
-/// The longest key, in bytes (PMI-2's own bound).
-pub const LONGEST_KEY: usize = 64;
-/// The longest value, in bytes (PMI-2's own bound).
-pub const LONGEST_VALUE: usize = 1024;
+/// Longest key, in bytes (PMI-2's own bound).
+pub const MAX_KEY_LEN: usize = 64;
+/// Longest value, in bytes (PMI-2's own bound).
+pub const MAX_VALUE_LEN: usize = 1024;
 
 /// A rank of a step, as the daemon describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

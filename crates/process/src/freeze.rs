@@ -296,7 +296,7 @@ mod tests {
     use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
-    const MANY: usize = 20;
+    const CHILDREN: usize = 20;
     const KILLED: usize = 7;
 
     fn state(child: &Child) -> char {
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn many_are_cloned_side_by_side_whatever_becomes_of_one() {
         let sleeper = || Command::new("sleep").arg("60").spawn().unwrap();
-        let mut children: Vec<Child> = (0..MANY).map(|_| sleeper()).collect();
+        let mut children: Vec<Child> = (0..CHILDREN).map(|_| sleeper()).collect();
         let pids = children.iter().map(|child| child.id() as pid_t).collect();
         let mut job =
             stop::stop(&Roots::These(pids), stop::Patience::new(Duration::from_secs(10))).unwrap();

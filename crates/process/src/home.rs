@@ -32,8 +32,8 @@ const ROW: usize = 272;
 /// Its beginning: xor r9d, r9d; nop. Of the registers only those are used that the way home brings
 /// back; calls leave r9 alone.
 const ROW_START: [u8; 8] = [0x45, 0x31, 0xc9, 0x90, 0x90, 0x90, 0x90, 0x90];
-/// Questions that fit in there.
-pub(crate) const MOST_QUESTIONS: usize = 8;
+/// Most questions that fit into that code.
+pub(crate) const MAX_QUESTIONS: usize = 8;
 const PAGE: u64 = 4096;
 
 /// A system call that takes a number and an address where its answer goes, and returns 0.
@@ -125,14 +125,14 @@ impl Ways {
         self.poke(base, &code(&begun_anew(thread), thread.mask()))
     }
 
-    /// The same for a thread that is to ask `questions`, [`MOST_QUESTIONS`] at most; `None` if it
+    /// The same for a thread that is to ask `questions`, [`MAX_QUESTIONS`] at most; `None` if it
     /// cannot make calls in a row.
     pub(crate) fn lead_asking(
         &self,
         thread: &Thread,
         questions: &[Question],
     ) -> Result<Option<Row>, EngineError> {
-        let few = questions.len() <= MOST_QUESTIONS;
+        let few = questions.len() <= MAX_QUESTIONS;
         self.lead_row(thread, |quiet| few.then(|| asking(questions, quiet)))
     }
 
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn questions_lead_home() {
         let question = Question { call: libc::SYS_prctl, number: 2, answer: 1 };
-        for count in 0..=MOST_QUESTIONS {
+        for count in 0..=MAX_QUESTIONS {
             let (code, end) = asking(&vec![question; count], libc::SIGURG);
             let distance = i32::from_le_bytes(*code[end + 1..].first_chunk().unwrap());
             assert_eq!(code[end], 0xe9);
@@ -527,7 +527,7 @@ mod tests {
         // With questions before it.
         let answer = 0x1234_5678_9abc;
         let question = Question { call: libc::SYS_getitimer, number: 2, answer };
-        let (asking, _) = asking(&[question; MOST_QUESTIONS], libc::SIGURG);
+        let (asking, _) = asking(&[question; MAX_QUESTIONS], libc::SIGURG);
         left[at..].copy_from_slice(&code(&sys::from_words([9; sys::REGISTERS]), 5));
         left[at - ROW..at].copy_from_slice(&asking);
         clear_leftovers(&mut left);

@@ -28,8 +28,8 @@ const SIZES: [u64; 2] = [2 << 20, 1 << 30];
 const HUGE: &str = "ht";
 /// Where MAP_, MFD_ and SHM_ flags have the logarithm of a page's size.
 const SHIFT: u32 = 26;
-/// The largest pages that any processor has are smaller.
-const LARGEST: u64 = 1 << 40;
+/// Bound of a page's size, in bytes: the largest pages that any processor has are smaller.
+const MAX_PAGE_SIZE: u64 = 1 << 40;
 /// What is read and written at once.
 const PIECE: u64 = 1 << 20;
 
@@ -143,7 +143,7 @@ pub(crate) fn pages_of_file(path: &Path) -> io::Result<Option<u64>> {
 /// Whether `bytes` can be the size of huge pages, and memory of `length` at `start` be made of
 /// them.
 pub(crate) fn is_possible(bytes: u64, start: u64, length: u64) -> bool {
-    let size = bytes.is_power_of_two() && bytes > PAGE && bytes <= LARGEST;
+    let size = bytes.is_power_of_two() && bytes > PAGE && bytes <= MAX_PAGE_SIZE;
     size && start.is_multiple_of(bytes) && length.is_multiple_of(bytes)
 }
 

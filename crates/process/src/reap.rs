@@ -79,8 +79,8 @@ fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
     })
 }
 
-/// How long one that is ending may need for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a thread that is ending may take for it.
+pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 thread_local! {
     /// Threads that this one traced, and that were ending when it let go of them.

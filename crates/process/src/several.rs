@@ -10,12 +10,12 @@ const PART: usize = 8;
 /// So many things are worth another thread.
 const WORTH: usize = 32;
 /// Most threads.
-const MOST: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Does `work` with each of `things`; the results are in their order. A thread that cannot be made
 /// is done without.
 pub(crate) fn each<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let most = (things.len() / WORTH).min(MOST);
+    let most = (things.len() / WORTH).min(MAX_THREADS);
     let threads = if most < 2 { 1 } else { processors().min(most) };
     spread(things, threads, work)
 }

@@ -366,7 +366,7 @@ impl ProcessState {
 fn check_filters(all: &[Filter], threads: &[&[usize]]) -> Result<(), EngineError> {
     require(all.iter().all(Filter::is_possible), "no filter of system calls")?;
     let known = |chain: &&[usize]| {
-        chain.len() <= filters::MOST && chain.iter().all(|index| *index < all.len())
+        chain.len() <= filters::MAX_FILTERS && chain.iter().all(|index| *index < all.len())
     };
     require(threads.iter().all(known), "a thread with filters that are none")
 }
@@ -465,7 +465,7 @@ mod tests {
         };
         assert!(check(&allow, &[0, 0]) && check(&allow, &[]) && check_filters(&[], &[&[]]).is_ok());
         assert!(!check(&allow, &[1]), "no such filter");
-        assert!(!check(&allow, &[0; filters::MOST + 1]), "too many");
+        assert!(!check(&allow, &[0; filters::MAX_FILTERS + 1]), "too many");
         assert!(!check(&torn, &[0]), "no program");
     }
 }

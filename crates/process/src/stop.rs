@@ -94,7 +94,7 @@ impl Drop for StoppedJob {
         // Children first: one that a signal had stopped has stopped again before its parent looks.
         while self.processes.pop().is_some() {}
         // Some may have been killed meanwhile. The others run.
-        reap::settle(Instant::now() + reap::PATIENCE, reap::is_own_child);
+        reap::settle(Instant::now() + reap::END_TIMEOUT, reap::is_own_child);
     }
 }
 

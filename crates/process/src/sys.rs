@@ -178,8 +178,8 @@ pub(crate) fn read(pid: pid_t, address: u64, into: &mut [u8]) -> Result<usize, E
     Ok(count as usize)
 }
 
-/// Ranges that are read in one call.
-pub(crate) const MOST_RANGES: usize = 1024;
+/// Most ranges that are read in one call.
+pub(crate) const MAX_RANGES: usize = 1024;
 
 /// Reads those ranges of the memory of `pid`, each address and length, one after the other into
 /// `into`; whether it could read all of them.

@@ -48,7 +48,7 @@ const NEVER_RESTARTED: [i64; 23] = [
 const SIDE_BY_SIDE: usize = 64;
 
 /// How long a thread may take to stop where the caller names no time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long one that did not stop in time is waited for, so that it can be let go.
 const LATE: Duration = Duration::from_secs(60);
@@ -190,12 +190,12 @@ pub struct Thread {
 impl Thread {
     /// Stops the thread `pid`, wherever it is. No signal is involved.
     pub fn stop(pid: pid_t) -> Result<Thread, EngineError> {
-        Interrupted::ask(pid)?.stopped(Instant::now() + PATIENCE)
+        Interrupted::ask(pid)?.stopped(Instant::now() + STOP_TIMEOUT)
     }
 
     /// Takes over a thread that a traced one has made, and that has not run yet.
     pub(crate) fn adopt(pid: pid_t) -> Result<Thread, EngineError> {
-        Thread::arrive(pid, Instant::now() + PATIENCE)
+        Thread::arrive(pid, Instant::now() + STOP_TIMEOUT)
     }
 
     fn arrive(pid: pid_t, deadline: Instant) -> Result<Thread, EngineError> {
@@ -578,7 +578,7 @@ fn not_resumed(thread: &Thread) -> Option<Registers> {
         |filter: Filter| is_native && filter.allows(libc::SYS_restart_syscall, arguments, home.rip);
     // Those that cannot be saved as well: the thread goes on, whatever becomes of the checkpoint.
     let mut filters =
-        (0..=filters::MOST).map_while(|at| sys::filter(thread.pid, at).ok().flatten());
+        (0..=filters::MAX_FILTERS).map_while(|at| sys::filter(thread.pid, at).ok().flatten());
     if filters.all(allows) { None } else { Some(begun_anew(thread)) }
 }
 

@@ -13,8 +13,8 @@ use crate::maps::Mapping;
 use libc::pid_t;
 use std::collections::BTreeMap;
 
-/// Longest vDSO that is kept; the longest there is has four pages.
-pub(crate) const LONGEST: usize = 64 << 10;
+/// Longest vDSO that is kept, in bytes; the longest there is has four pages.
+pub(crate) const MAX_LEN: usize = 64 << 10;
 /// The name of its mapping.
 pub(crate) const NAME: &str = "[vdso]";
 /// The instruction of a system call.
@@ -43,7 +43,7 @@ impl Vdso {
 
     /// Reads the one that `mapping` of `pid` is.
     pub(crate) fn of(pid: pid_t, mapping: &Mapping) -> Result<Vdso, EngineError> {
-        let mut code = vec![0; (mapping.len() as usize).min(LONGEST)];
+        let mut code = vec![0; (mapping.len() as usize).min(MAX_LEN)];
         read_exact(pid, mapping.start, &mut code)?;
         Ok(Vdso { pid, start: mapping.start, code })
     }
@@ -112,12 +112,12 @@ impl Redirected {
 /// The functions that an image of a vDSO exports, by name, as offsets; `None` if it is none or has
 /// no table of them.
 fn functions(code: &[u8]) -> Option<BTreeMap<&[u8], usize>> {
-    const MOST_SECTIONS: usize = 64;
+    const MAX_SECTIONS: usize = 64;
     const SYMBOLS: u32 = 11;
     const SYMBOL: usize = 24;
     const FUNCTION: u8 = 2;
     // An ELF file of 64 bits, whose sections' headers have the usual length.
-    if code.len() > LONGEST || !code.starts_with(b"\x7fELF\x02\x01") || half(code, 0x3a)? != 64 {
+    if code.len() > MAX_LEN || !code.starts_with(b"\x7fELF\x02\x01") || half(code, 0x3a)? != 64 {
         return None;
     }
     let (headers, count) = (word(code, 0x28)?, usize::from(half(code, 0x3c)?));
@@ -126,7 +126,7 @@ fn functions(code: &[u8]) -> Option<BTreeMap<&[u8], usize>> {
         let from = word(header, 0x18)?;
         code.get(from..from.checked_add(word(header, 0x20)?)?)
     };
-    let mut sections = (0..count.min(MOST_SECTIONS)).filter_map(section);
+    let mut sections = (0..count.min(MAX_SECTIONS)).filter_map(section);
     let table = sections.find(|header| number(header, 4) == Some(SYMBOLS))?;
     let names = bytes(section(number(table, 0x28)? as usize)?)?;
     let symbols = bytes(table)?.chunks_exact(SYMBOL);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use support::{Folder, Running, alone, build, roots};
 
 /// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Asks again and again until there is an answer.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
@@ -17,7 +17,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(begin.elapsed() < LONG, "{what}: not within {LONG:?}");
+        assert!(begin.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

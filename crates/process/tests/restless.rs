@@ -45,11 +45,11 @@ fn goes_on(how: &str, rounds: usize) {
         assert!(more.iter().all(|line| line[..16] == first[0][..16]), "{more:?}");
     }
     end(running);
-    comes_back(&folder, start(FEW));
+    comes_back(&folder, start(RESTARTED_STEPS));
 }
 
 /// Steps of a program that is brought back: more than its pipe holds, so that it has not ended.
-const FEW: usize = 300;
+const RESTARTED_STEPS: usize = 300;
 
 fn comes_back(folder: &Folder, mut running: Running) {
     let before = running.lines(3);
@@ -57,7 +57,7 @@ fn comes_back(folder: &Folder, mut running: Running) {
     capture(&image).unwrap();
     end(running);
     let (after, status) = bring_back(&image);
-    continues(&before, &after, FEW);
+    continues(&before, &after, RESTARTED_STEPS);
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
 }
 

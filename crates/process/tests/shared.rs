@@ -111,7 +111,7 @@ fn children_that_come_and_go_lose_nothing() {
 }
 
 /// Says when its memory is there, and changes some of it.
-const FEW: &str = "
+const CHANGES_SOME: &str = "
 import mmap, os, sys, time
 m = mmap.mmap(-1, 64 << 20)
 for i in range(0, len(m), 1 << 20): m[i:i + (1 << 20)] = os.urandom(1 << 20)
@@ -132,7 +132,7 @@ fn what_does_not_change_is_not_stored_again() {
     }
     let _alone = alone();
     let folder = Folder::new("shared-few");
-    let mut running = Running::start(Command::new("/usr/bin/python3").args(["-c", FEW]));
+    let mut running = Running::start(Command::new("/usr/bin/python3").args(["-c", CHANGES_SOME]));
     running.lines(1);
     let whole = 64 << 20;
     let tracker = Tracker::default();

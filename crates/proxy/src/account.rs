@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// For a session's turn; a few instructions are one.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a session's turn is waited for; it takes a few instructions.
+const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The account, and this session's slot of it.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ impl Turn<'_> {
     fn take(file: &OwnedFd) -> Turn<'_> {
         let begin = Instant::now();
         while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > TURN_TIMEOUT {
                 return Turn(None);
             }
             thread::yield_now();
@@ -174,11 +174,12 @@ impl Drop for Turn<'_> {
 
 /// Time of a second that nothing has crossed in and that may be made up for.
 const BURST: u64 = 250_000_000;
-/// For which nothing is read, at most at once: a newer connection waits for it.
-const LONGEST_PAUSE: u64 = 1_000_000_000;
+/// Longest time at once, in nanoseconds, for which nothing is read: a newer connection waits for
+/// it.
+const MAX_PAUSE: u64 = 1_000_000_000;
 
-/// The longest for which a word of the account holds a session up.
-const LONGEST_HOLD: u64 = 1_000_000_000;
+/// Longest time, in nanoseconds, for which a word of the account holds a session up.
+const MAX_HOLD: u64 = 1_000_000_000;
 
 impl Account {
     /// Says what work this session's devices have.
@@ -188,7 +189,7 @@ impl Account {
 
     fn is_before(&self, word: usize) -> bool {
         let left = self.own(word).load(Ordering::Relaxed).saturating_sub(now());
-        0 < left && left < LONGEST_HOLD
+        0 < left && left < MAX_HOLD
     }
 
     /// Returns whether another session of the tenant has its turn.
@@ -221,7 +222,7 @@ impl Meter for Account {
     /// reading, and a link that is not read has no more to send once it keeps as much as it may.
     fn received(&self, bytes: usize) {
         self.own(RECEIVED).fetch_add(bytes as u64, Ordering::Relaxed);
-        let pause = self.book(bytes, now()).min(LONGEST_PAUSE);
+        let pause = self.book(bytes, now()).min(MAX_PAUSE);
         if pause > 0 {
             thread::sleep(Duration::from_nanos(pause));
             self.own(PAUSED).fetch_add(pause, Ordering::Relaxed);
@@ -253,7 +254,7 @@ mod tests {
         while own.is_held() {
             thread::yield_now();
         }
-        server.set_turn(3, Told::Paced, now() + LONGEST_HOLD / 2);
+        server.set_turn(3, Told::Paced, now() + MAX_HOLD / 2);
         assert!(!own.is_held() && own.is_paced());
         // Nobody is held for long by what another process has written there.
         server.set_turn(3, Told::Held, u64::MAX);
@@ -358,7 +359,7 @@ mod tests {
         let _turn = Turn::take(&still.file);
         let begin = Instant::now();
         assert!(goes_on.reserve(5) && !goes_on.reserve(6));
-        assert!(begin.elapsed() < 100 * PATIENCE, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < 100 * TURN_TIMEOUT, "{:?}", begin.elapsed());
     }
 
     #[test]

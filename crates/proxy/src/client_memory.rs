@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Parts of one call: UIO_MAXIOV.
-const MOST_PARTS: usize = 1024;
+/// Most parts of one call (UIO_MAXIOV).
+const MAX_PARTS: usize = 1024;
 
 /// The client's address space.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl ClientMemory {
 
     /// Fills each part from the client's memory at its address, many by one call.
     pub(crate) fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), CuError> {
-        for parts in parts.chunks_mut(MOST_PARTS) {
+        for parts in parts.chunks_mut(MAX_PARTS) {
             let local = |(_, out): &mut (u64, &mut [u8])| libc::iovec {
                 iov_base: out.as_mut_ptr().cast(),
                 iov_len: out.len(),

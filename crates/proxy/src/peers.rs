@@ -130,7 +130,7 @@ impl Peers {
     /// At a restart: what a client has published, once it has.
     pub(crate) fn wait_for(&self, name: &PeerName) -> Result<Shared, CuError> {
         let folder = self.folder.as_ref().ok_or(CuError::OPERATING_SYSTEM)?;
-        aliases::wait_for(folder, name, aliases::PATIENCE).map_err(|error| {
+        aliases::wait_for(folder, name, aliases::WAIT_TIMEOUT).map_err(|error| {
             warn!(self.log, "what another process shares cannot be opened again: {error}");
             CuError::OPERATING_SYSTEM
         })

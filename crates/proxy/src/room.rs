@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 /// For a question to be sent, and for an answer to come beyond the time that a holder takes.
 const PROMPT: Duration = Duration::from_secs(1);
-/// What a holder had on a device is free within that long after its end, and looked for so often.
+/// How long after a holder's end what it had on a device may take to be free.
 const ENDING: Duration = Duration::from_secs(5);
-const NAP: Duration = Duration::from_millis(50);
+/// Time between two tries meanwhile.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// So long after a wait in vain nobody is asked for as much, nor for more: managed memory asks for
 /// block after block.
 const VAIN: Duration = Duration::from_secs(10);
@@ -79,7 +80,7 @@ impl Wish {
         // A driver takes a while for it.
         let goes_back = self.ended.is_some_and(|ended| ended.elapsed() < ENDING);
         if goes_back {
-            thread::sleep(NAP);
+            thread::sleep(RETRY_INTERVAL);
         }
         goes_back
     }

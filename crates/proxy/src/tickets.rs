@@ -8,8 +8,9 @@ use std::time::Duration;
 
 /// A call follows its descriptor, so each thread of the client has one here at most.
 const MAX: usize = 256;
-/// A descriptor is sent before its call: only the thread that hears it may be late.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a descriptor is waited for. It is sent before its call: only the thread that hears it
+/// may be late.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub(crate) struct Tickets {
@@ -38,7 +39,7 @@ impl Tickets {
         let missing = |waiting: &mut HashMap<_, _>| !waiting.contains_key(&ticket);
         let (mut waiting, _) = self
             .arrived
-            .wait_timeout_while(waiting, PATIENCE, missing)
+            .wait_timeout_while(waiting, ARRIVAL_TIMEOUT, missing)
             .unwrap_or_else(PoisonError::into_inner);
         waiting.remove(&ticket).ok_or(CuError::NOT_READY)?.ok_or(CuError::OPERATING_SYSTEM)
     }

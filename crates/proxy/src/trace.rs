@@ -15,11 +15,11 @@ use std::time::Duration;
 
 /// How often calls are taken out of their ring, and what was told goes to the file.
 const EVERY: Duration = Duration::from_millis(10);
-/// Calls that are taken at once: meanwhile devices that have something to tell wait.
-const MOST: usize = 4096;
-/// How often a call is found not to be whole before it is left out: its thread may have been killed
+/// Most calls that are taken at once: meanwhile devices that have something to tell wait.
+const MAX_CALLS: usize = 4096;
+/// How often a call is found incomplete before it is left out: its thread may have been killed
 /// within it.
-const PATIENCE: u32 = 100;
+const MAX_ATTEMPTS: u32 = 100;
 /// Bytes that wait to be written; more go to the file at once.
 const WAITING: usize = 1 << 20;
 /// How often, and how far apart, the end of the process tries to see what was told.
@@ -121,14 +121,14 @@ impl State {
     /// there may be more.
     fn take_calls(&mut self, last: bool) -> bool {
         let Some(calls) = &mut self.calls else { return false };
-        for _ in 0..MOST {
+        for _ in 0..MAX_CALLS {
             if let Some(call) = calls.take() {
                 self.held_up = 0;
                 self.writer.span(span(call));
             } else if !calls.is_held_up() {
                 self.held_up = 0;
                 return false;
-            } else if last || self.held_up >= PATIENCE {
+            } else if last || self.held_up >= MAX_ATTEMPTS {
                 self.held_up = 0;
                 calls.pass();
                 self.writer.lose(1);
@@ -145,7 +145,7 @@ impl State {
             return;
         }
         // It cannot have more, whatever the client has written into it.
-        for _ in 0..CALLS_LEN as usize / MOST {
+        for _ in 0..CALLS_LEN as usize / MAX_CALLS {
             if !self.take_calls(true) {
                 break;
             }

@@ -4,7 +4,7 @@
 use crate::executor::Room;
 use crate::host::ProxyHost;
 use kedge_control::service::{Limits, Service};
-use kedge_control::usage::{DeviceUse, FOLDER, MOST_DEVICES, Usage, VERSION};
+use kedge_control::usage::{DeviceUse, FOLDER, MAX_DEVICES, Usage, VERSION};
 use kedge_protocol::{DeviceInfo, Message, Post, StreamOp};
 use kedge_wire::List;
 use std::fs::{self, DirBuilder};
@@ -17,9 +17,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-/// Who does not take an answer at once does without.
-const PATIENCE: Duration = Duration::from_secs(1);
-const LIMITS: Limits = Limits { connections: 4, request: PATIENCE, reply: PATIENCE };
+/// How long a question or an answer may take: who does not take one at once does without.
+const TIMEOUT: Duration = Duration::from_secs(1);
+const LIMITS: Limits = Limits { connections: 4, request: TIMEOUT, reply: TIMEOUT };
 /// Names that are tried: a proxy that was killed has left its own.
 const NAMES: u32 = 16;
 
@@ -73,7 +73,7 @@ impl Told {
             size: info.total_memory,
             used: self.room.used(number),
         };
-        let devices = self.devices.iter().zip(0..).take(MOST_DEVICES).map(device);
+        let devices = self.devices.iter().zip(0..).take(MAX_DEVICES).map(device);
         Usage {
             version: VERSION,
             launches: counts.launches.load(Ordering::Relaxed),

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// What a piece counts for at least, so that pieces of nothing come to an end as well.
-const LEAST: u64 = 64;
+/// Fewest bytes that a piece counts for, so that pieces of nothing come to an end as well.
+const MIN_COST: u64 = 64;
 
 /// Why the bytes of an image did not cross.
 #[derive(Debug, Error)]
@@ -112,7 +112,7 @@ pub fn receive_file(stream: impl Read, file: &File, most: u64) -> Result<Arrived
     loop {
         match frames.receive::<Drained>()? {
             Drained::Piece { offset, bytes } => {
-                let counts = (bytes.len() as u64).max(LEAST);
+                let counts = (bytes.len() as u64).max(MIN_COST);
                 left = left.checked_sub(counts).ok_or(ImageLineError::Endless(most))?;
                 let end = offset.saturating_add(bytes.len() as u64);
                 if end > most {

@@ -103,12 +103,12 @@ pub struct Sending<S> {
     buffer: Vec<u8>,
 }
 
-/// Bytes that are not collected any longer.
-const ENOUGH: usize = 64 << 10;
+/// Bytes that are collected before they are sent.
+const FLUSH_THRESHOLD: usize = 64 << 10;
 
 impl<S: Write> Sending<S> {
     pub fn new(stream: S) -> Sending<S> {
-        Sending { stream, buffer: Vec::with_capacity(2 * ENOUGH) }
+        Sending { stream, buffer: Vec::with_capacity(2 * FLUSH_THRESHOLD) }
     }
 
     /// Adds a frame that `put` writes; sends if much has been collected.
@@ -122,7 +122,7 @@ impl<S: Write> Sending<S> {
         put(&mut Writer::new(&mut self.buffer));
         let len = (self.buffer.len() - at - HEAD) as u32;
         self.buffer[at..at + HEAD].copy_from_slice(&len.to_le_bytes());
-        if self.buffer.len() >= ENOUGH { self.flush() } else { Ok(()) }
+        if self.buffer.len() >= FLUSH_THRESHOLD { self.flush() } else { Ok(()) }
     }
 
     /// Adds a message.

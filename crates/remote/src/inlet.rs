@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// What is read of a sealed connection at once.
 const SEALED: usize = 128 << 10;
-/// Whoever takes so many bytes of a plain connection gets them as the system has them.
-const MANY: usize = 32 << 10;
+/// Fewest bytes of a plain connection that are read directly into the memory of whoever takes them.
+const DIRECT_THRESHOLD: usize = 32 << 10;
 
 /// Where new connections come from.
 pub trait Connections: Send {
@@ -162,7 +162,7 @@ impl Arriving {
 
     /// Returns whether so many bytes of the present packet are still the system's.
     fn has_many(&self, most: usize) -> bool {
-        self.opener.is_none() && self.from == self.to && self.left.min(most) >= MANY
+        self.opener.is_none() && self.from == self.to && self.left.min(most) >= DIRECT_THRESHOLD
     }
 
     /// Reads bytes of the present packet; 0 where the connection is cut.

@@ -63,15 +63,15 @@ enum Seal {
 }
 
 /// A packet's records, and some.
-const FEW: Seal = Seal::For(20);
-const MANY: Seal = Seal::For(1 << 20);
-/// What AES-GCM may seal, less what is kept for the end (kedge-keys).
-const MOST_RECORDS: u64 = (1 << 24) - 16;
+const FEW_RECORDS: Seal = Seal::For(20);
+const MANY_RECORDS: Seal = Seal::For(1 << 20);
+/// Most records that AES-GCM may seal, less what is kept for the end (kedge-keys).
+const MAX_RECORDS: u64 = (1 << 24) - 16;
 
 impl Seal {
     fn seal(self, stream: TcpStream, [send, receive]: [u8; 2]) -> Connection {
         let Seal::For(records) = self else { return stream.into() };
-        let sequence = MOST_RECORDS - records;
+        let sequence = MAX_RECORDS - records;
         let key = |key| TrafficKey { key: [key; 32], iv: [1; 12], sequence };
         let secrets = Secrets { suite: 0x1302, send: key(send), receive: key(receive) };
         Connection::new(stream, Some(secrets)).unwrap()
@@ -193,7 +193,7 @@ fn run(seal: Seal, total: u64, seed: u64, most: u64, cuts: u32) {
 #[test]
 fn every_byte_arrives_once_however_often_the_line_is_cut() {
     for seed in 1..=8 {
-        for seal in [Seal::Plain, MANY] {
+        for seal in [Seal::Plain, MANY_RECORDS] {
             run(seal, 60_000, seed, 400, 60);
             run(seal, 300_000, seed, 20_000, 30);
         }
@@ -202,7 +202,7 @@ fn every_byte_arrives_once_however_often_the_line_is_cut() {
 
 #[test]
 fn much_arrives_although_little_may_be_kept() {
-    for seal in [Seal::Plain, MANY] {
+    for seal in [Seal::Plain, MANY_RECORDS] {
         run(seal, 2 * LIMIT as u64, 3, 1 << 22, 10);
     }
 }
@@ -213,7 +213,7 @@ fn a_cut_at_any_byte_loses_nothing() {
     thread::scope(|scope| {
         for most in 1..=2 * HEAD as u64 + 9 {
             scope.spawn(move || cut_behind(Seal::Plain, most));
-            scope.spawn(move || cut_behind(MANY, most));
+            scope.spawn(move || cut_behind(MANY_RECORDS, most));
         }
     });
 }
@@ -266,7 +266,7 @@ impl Connections for Cuts<'_> {
 /// A key that is used up is another connection's concern.
 #[test]
 fn much_arrives_by_keys_that_seal_little() {
-    run(FEW, 20 << 20, 5, u64::MAX, 0);
+    run(FEW_RECORDS, 20 << 20, 5, u64::MAX, 0);
 }
 
 /// What was changed on its way is a cut, and comes again.
@@ -274,7 +274,7 @@ fn much_arrives_by_keys_that_seal_little() {
 fn a_changed_byte_is_never_taken() {
     let links = Links::start().unwrap();
     let far = Links::start().unwrap();
-    let (mut dials, takes) = connected(Which::Line, MANY, 1, u64::MAX, 0);
+    let (mut dials, takes) = connected(Which::Line, MANY_RECORDS, 1, u64::MAX, 0);
     let mut near_line = Receiver::new(links.clone(), Which::Line, Changes(&mut dials, 40));
     let mut far_line = Receiver::new(far.clone(), Which::Line, takes);
     far.send(Which::Line, &[7; 5000]).unwrap();

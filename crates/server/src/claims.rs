@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Longest note: a name and a path.
-const LONGEST: u64 = 8 << 10;
+/// Longest note, in bytes: a name and a path.
+const MAX_NOTE_LEN: u64 = 8 << 10;
 
 /// The folder of notes, opened.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Claims {
             Err(error) => return Err(error.into()),
         };
         let mut note = Vec::new();
-        File::from(fd).take(LONGEST).read_to_end(&mut note)?;
+        File::from(fd).take(MAX_NOTE_LEN).read_to_end(&mut note)?;
         Ok(Some(note))
     }
 }

@@ -7,8 +7,8 @@ use kedge_remote::be_measured;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Such connections at a time.
-const MOST: usize = 16;
+/// Most such connections at a time.
+const MAX_CONNECTIONS: usize = 16;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -19,12 +19,12 @@ impl Lender {
         who: Option<&Client>,
         connection: &mut Connection,
     ) -> Result<(), String> {
-        if COUNT.fetch_add(1, Ordering::SeqCst) >= MOST {
+        if COUNT.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
             COUNT.fetch_sub(1, Ordering::SeqCst);
             return self.refuse(
                 who,
                 connection,
-                format!("{MOST} connections measure its line already"),
+                format!("{MAX_CONNECTIONS} connections measure its line already"),
             );
         }
         let processors = || self.sessions.processes(who).into_iter().map(nanoseconds).sum();

@@ -133,8 +133,8 @@ mod tests {
             Ok(_) => false,
             Err(error) => error.kind() == ErrorKind::WouldBlock,
         };
-        const MOST: usize = 512;
-        let openings = Openings::new(MOST);
+        const MAX_OPENINGS: usize = 512;
+        let openings = Openings::new(MAX_OPENINGS);
         let (hostile, other): (IpAddr, IpAddr) =
             ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let (mut first, first_stream) = pair();
@@ -143,14 +143,14 @@ mod tests {
         kept.push(openings.add(&stream, hostile).unwrap());
         // One pair of sockets will do for all the others.
         let (mut next, stream) = pair();
-        for _ in 2..MOST {
+        for _ in 2..MAX_OPENINGS {
             kept.push(openings.add(&stream, hostile).unwrap());
         }
         let count = || openings.count();
-        assert_eq!(count(), MOST);
+        assert_eq!(count(), MAX_OPENINGS);
         assert!(is_open(&mut oldest) && is_open(&mut first) && is_open(&mut next));
         kept.push(openings.add(&stream, other).unwrap());
-        assert_eq!(count(), MOST);
+        assert_eq!(count(), MAX_OPENINGS);
         let gone = kept.iter().filter(|opened| !opened.is_there()).count();
         assert_eq!(gone, 1);
         assert!(!is_open(&mut oldest) && is_open(&mut first) && is_open(&mut next));

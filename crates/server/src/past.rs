@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 /// has not been acknowledged (Documentation/networking/ip-sysctl.rst, tcp_retries2), and a server
 /// that stands still takes it later.
 const KEPT: Duration = Duration::from_secs(1000);
-/// Of one client's: the oldest go, so that who has many makes nobody else's forgotten.
-const MOST: usize = 4096;
+/// Most sessions of one client that are remembered: the oldest go, so that one with many makes
+/// nobody else's forgotten.
+const MAX_PER_CLIENT: usize = 4096;
 
 /// Those of all clients.
 #[derive(Debug, Default)]
@@ -43,7 +44,7 @@ impl Past {
             !own.is_empty()
         });
         let own = self.0.entry(who.cloned()).or_default();
-        if own.len() >= MOST {
+        if own.len() >= MAX_PER_CLIENT {
             own.pop_front();
         }
         own.push_back(Over { at: now, key, attempt });
@@ -69,11 +70,11 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded_in_number_and_time() {
         let (mut past, begin) = (Past::default(), Instant::now());
-        for number in 0..=MOST {
+        for number in 0..=MAX_PER_CLIENT {
             past.add(None, key(number), 1, begin);
         }
         assert!(!past.has(None, &key(0), 1));
-        assert!(past.has(None, &key(1), 1) && past.has(None, &key(MOST), 1));
+        assert!(past.has(None, &key(1), 1) && past.has(None, &key(MAX_PER_CLIENT), 1));
         past.add(None, key(1), 1, begin + KEPT + Duration::from_secs(1));
         assert!(past.has(None, &key(1), 1) && !past.has(None, &key(2), 1));
         assert_eq!(past.0[&None].len(), 1);

@@ -15,9 +15,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-/// Lines of a proxy that the server's log takes, and bytes of one.
-const MOST_LINES: usize = 100;
-const LONGEST: usize = 400;
+/// Most lines of a proxy that the server's log takes.
+const MAX_LINES: usize = 100;
+/// Longest such line, in bytes.
+const MAX_LINE_LEN: usize = 400;
 
 /// A proxy that runs.
 pub(crate) struct Started {
@@ -119,8 +120,8 @@ fn lines(mut from: impl Read, say: impl Fn(String)) {
         let text = plain(&std::mem::take(line));
         match said {
             _ if text.is_empty() => return,
-            MOST_LINES => say("it says more, which is left out".into()),
-            _ if said < MOST_LINES => say(text),
+            MAX_LINES => say("it says more, which is left out".into()),
+            _ if said < MAX_LINES => say(text),
             _ => {}
         }
         said += 1;
@@ -129,7 +130,7 @@ fn lines(mut from: impl Read, say: impl Fn(String)) {
         for byte in &some[..count] {
             match byte {
                 b'\n' => over(&mut line),
-                byte if line.len() < LONGEST => line.push(*byte),
+                byte if line.len() < MAX_LINE_LEN => line.push(*byte),
                 _ => {}
             }
         }
@@ -174,8 +175,8 @@ mod tests {
         };
         assert_eq!(heard(b"one\x1b[2J\n\ntwo"), ["one[2J", "two"]);
         let many = heard("x\n".repeat(1000).as_bytes());
-        assert_eq!((many.len(), many.last().map(String::len)), (MOST_LINES + 1, Some(31)));
-        assert_eq!(heard(&vec![b'y'; 100_000])[0].len(), LONGEST);
+        assert_eq!((many.len(), many.last().map(String::len)), (MAX_LINES + 1, Some(31)));
+        assert_eq!(heard(&vec![b'y'; 100_000])[0].len(), MAX_LINE_LEN);
     }
 
     /// A process that a proxy has left has its standard error, and says nothing.

@@ -19,9 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Jobs at a time that move here or have and run, of all and of one client.
-const MOST: usize = 512;
-const MOST_OF_ONE: usize = 64;
+/// Most jobs at a time that move here or have and run.
+const MAX_JOBS: usize = 512;
+/// Most such jobs of one client.
+const MAX_JOBS_PER_CLIENT: usize = 64;
 /// For who takes a job to take a connection.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -49,11 +50,11 @@ impl Taken {
 
     fn add(&self, token: SessionKey, one: One) -> Result<(), Refusal> {
         let mut all = self.locked();
-        if all.values().filter(|other| other.who == one.who).count() >= MOST_OF_ONE {
-            return Err(Refusal::TakingOfOne(MOST_OF_ONE));
+        if all.values().filter(|other| other.who == one.who).count() >= MAX_JOBS_PER_CLIENT {
+            return Err(Refusal::TakingOfOne(MAX_JOBS_PER_CLIENT));
         }
-        if all.len() >= MOST {
-            return Err(Refusal::Taking(MOST));
+        if all.len() >= MAX_JOBS {
+            return Err(Refusal::Taking(MAX_JOBS));
         }
         if all.contains_key(&token) {
             return Err(Refusal::Twice);
@@ -168,9 +169,9 @@ mod tests {
             let channel = Arc::new(Channel::pair().unwrap().0);
             taken.add(token, One { who: Some(who.clone()), channel })
         };
-        (0..MOST_OF_ONE).for_each(|number| add(&alice, number).unwrap());
+        (0..MAX_JOBS_PER_CLIENT).for_each(|number| add(&alice, number).unwrap());
         let refused = add(&alice, 1000).unwrap_err();
-        assert!(matches!(refused, Refusal::TakingOfOne(MOST_OF_ONE)), "{refused}");
+        assert!(matches!(refused, Refusal::TakingOfOne(MAX_JOBS_PER_CLIENT)), "{refused}");
         add(&bob, 1001).unwrap();
         assert!(matches!(add(&bob, 1), Err(Refusal::Twice)));
         std::fs::remove_dir_all(folder).unwrap();

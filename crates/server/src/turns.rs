@@ -23,8 +23,9 @@ const QUANTUM: Duration = Duration::from_millis(100);
 /// For which who has the turn may have no work before another has it: over a network there is none
 /// between two kernels of a program that waits for each.
 const GAP: Duration = Duration::from_millis(25);
-/// For what has begun to end, before the next has its turn all the same: it may wait for that.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long what has begun to end may take before the next has its turn all the same: it may wait
+/// for that.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session, as it is seen at a moment.
 #[derive(Debug, Clone, Copy)]
@@ -187,7 +188,7 @@ impl Turns {
         // What was given to one that is held ends first.
         let ends = |job: &Job| {
             let Known { has_since, held_since, .. } = known(job);
-            let patient = held_since.is_none_or(|since| past(Some(since)) < PATIENCE);
+            let patient = held_since.is_none_or(|since| past(Some(since)) < END_TIMEOUT);
             has_since.is_none() && job.work.runs && patient
         };
         let mut given: BTreeSet<JobId> = own.iter().filter(|it| has(it)).map(|it| it.id).collect();

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 /// Bytes of the log after which nothing is added here, so that a program that fails in a loop
 /// cannot fill the disk. Long before, others begin another file (`kedge_control::logfile`).
-const MOST: u64 = 32 << 20;
+const MAX_LOG_LEN: u64 = 32 << 20;
 
 static LOG: OnceLock<Option<PathBuf>> = OnceLock::new();
 
@@ -53,7 +53,7 @@ fn append(log: &Path, level: Level, text: &str) {
     line.push('\n');
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
     // A full disk must not disturb the program.
-    let _ = file.and_then(|mut file| match file.metadata()?.len() < MOST {
+    let _ = file.and_then(|mut file| match file.metadata()?.len() < MAX_LOG_LEN {
         true => file.write_all(line.as_bytes()),
         false => Ok(()),
     });
@@ -77,9 +77,9 @@ mod tests {
         let pid = std::process::id();
         let expected = format!("[{pid} WARN] one line\n[{pid} TRACE] another\n");
         assert_eq!((fs::read_to_string(&log).unwrap(), ours()), (expected, 0));
-        File::options().write(true).open(&log).unwrap().set_len(MOST).unwrap();
+        File::options().write(true).open(&log).unwrap().set_len(MAX_LOG_LEN).unwrap();
         append(&log, WARN, "no more");
-        assert_eq!(fs::metadata(&log).unwrap().len(), MOST);
+        assert_eq!(fs::metadata(&log).unwrap().len(), MAX_LOG_LEN);
         fs::remove_file(&log).unwrap();
         append(Path::new("/nowhere/log"), WARN, "is dropped");
     }

@@ -16,8 +16,8 @@ use std::sync::{Mutex, PoisonError};
 /// CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE: has no meaning without a shared L1.
 const FLAGS: u32 = 1;
 
-/// Answers of one function that are kept.
-const MOST_KEPT: usize = 4096;
+/// Most answers of one function that are kept.
+const MAX_KEPT: usize = 4096;
 
 /// What the device has answered of a function, by what was set for it then.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ fn ask(function: &Function, query: Occupancy) -> Result<u64, CuError> {
     let call = Call::Occupancy { kernel: function.kernel(), query };
     let answer = session::get()?.call::<Result<u64, u32>>(&call)?.map_err(CuError)?;
     let mut kept = kept();
-    if kept.len() >= MOST_KEPT {
+    if kept.len() >= MAX_KEPT {
         kept.clear();
     }
     kept.insert(key, answer);

@@ -27,7 +27,7 @@ pub(crate) struct Session {
 
 /// How long a thread that waits for a GPU spins, where processors are many: NVIDIA's driver does so
 /// until the end. Waking costs some 60 µs, which is one in a hundred of a copy that takes 5 ms.
-const GPU_PATIENCE: Duration = Duration::from_millis(10);
+const GPU_SPIN_TIMEOUT: Duration = Duration::from_millis(10);
 
 const FRESH: u8 = 0;
 const READY: u8 = 1;
@@ -126,7 +126,7 @@ fn connect() -> Result<Session, CuError> {
     let devices: Vec<_> = devices.collect();
     // Software devices need the processors themselves.
     if processors_to_spare() && devices.iter().all(|device| !device.exact) {
-        client.set_patience(GPU_PATIENCE);
+        client.set_patience(GPU_SPIN_TIMEOUT);
     }
     Ok(Session { client, driver_version, client_memory, devices })
 }

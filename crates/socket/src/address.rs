@@ -8,8 +8,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-/// Bytes of the longest path in an address (unix(7)), without its last zero.
-const LONGEST: usize = 107;
+/// Longest path in an address, in bytes, without its last zero (unix(7)).
+const MAX_PATH_LEN: usize = 107;
 /// Where this process's descriptors have names.
 const DESCRIPTORS: &str = "/proc/self/fd";
 
@@ -31,7 +31,7 @@ pub fn is_of(address: &Path, path: &Path) -> bool {
 }
 
 fn is_long(path: &Path) -> bool {
-    path.as_os_str().len() > LONGEST
+    path.as_os_str().len() > MAX_PATH_LEN
 }
 
 fn by_short_path<T>(path: &Path, act: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {

@@ -46,9 +46,10 @@ const CONNECTING: Duration = Duration::from_millis(20);
 pub(crate) const LAUNCHES: Duration = Duration::from_secs(30);
 /// A clone of a process with less memory than this takes no longer than stopping it twice.
 const LARGE: u64 = 128 << 20;
-/// Warnings that are passed on, and the length of each.
-const MOST_WARNINGS: usize = 50;
-const LONGEST_WARNING: usize = 1000;
+/// Most warnings that are passed on.
+const MAX_WARNINGS: usize = 50;
+/// Longest of these warnings, in characters.
+const MAX_WARNING_LEN: usize = 1000;
 
 #[derive(Debug, Error)]
 pub(crate) enum CheckpointError {
@@ -499,8 +500,8 @@ impl Checkpointer {
     /// Logs them all, and gives back what fits into a message.
     fn warnings(&self, warnings: &[String]) -> Vec<String> {
         warnings.iter().for_each(|warning| warn!(self.log, "{warning}"));
-        let short = |warning: &String| warning.chars().take(LONGEST_WARNING).collect();
-        warnings.iter().take(MOST_WARNINGS).map(short).collect()
+        let short = |warning: &String| warning.chars().take(MAX_WARNING_LEN).collect();
+        warnings.iter().take(MAX_WARNINGS).map(short).collect()
     }
 
     /// What follows the job's memory for this image, if anything does, and whether it builds on

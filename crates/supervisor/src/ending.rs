@@ -20,8 +20,8 @@ pub(crate) fn looks() -> impl Iterator<Item = Duration> {
 
 /// Killed processes are gone by then, unless the kernel holds them.
 const LAST: Duration = Duration::from_secs(10);
-/// The longest time between SIGTERM and SIGKILL.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// Longest time between SIGTERM and SIGKILL.
+const MAX_GRACE: Duration = Duration::from_secs(3600);
 
 impl Checkpointer {
     /// The job's processes, without its proxies, which end with them.
@@ -35,7 +35,7 @@ impl Checkpointer {
     pub(crate) fn end(&self, grace: Duration) -> bool {
         self.recovery.give_up();
         let _one = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = !grace.is_zero() && self.end_by(libc::SIGTERM, grace.min(LONGEST));
+        let ended = !grace.is_zero() && self.end_by(libc::SIGTERM, grace.min(MAX_GRACE));
         ended || self.end_by(libc::SIGKILL, LAST)
     }
 

@@ -24,8 +24,8 @@ pub const MADE: u8 = b'm';
 /// What says that an image has come, and whether it is the last one: its path follows.
 const ANOTHER: u8 = b'a';
 const LAST: u8 = b'l';
-/// Longest path of an image, as PATH_MAX of Linux.
-const LONGEST_PATH: usize = 4096;
+/// Longest path of an image, in bytes (PATH_MAX).
+const MAX_PATH_LEN: usize = 4096;
 
 /// Tells a standby that an image has come, and whether it is the last one.
 ///
@@ -33,7 +33,7 @@ const LONGEST_PATH: usize = 4096;
 /// The restart has ended, or the path has more than 4,096 bytes.
 pub fn bring_image(mut gate: &UnixStream, image: &Path, is_last: bool) -> io::Result<()> {
     let path = image.as_os_str().as_bytes();
-    if path.len() > LONGEST_PATH {
+    if path.len() > MAX_PATH_LEN {
         return Err(io::ErrorKind::InvalidFilename.into());
     }
     let length = path.len() as u16;
@@ -47,7 +47,7 @@ fn brought(mut gate: &UnixStream) -> io::Result<Next> {
     gate.read_exact(&mut kind)?;
     gate.read_exact(&mut length)?;
     let length = usize::from(u16::from_le_bytes(length));
-    if length > LONGEST_PATH {
+    if length > MAX_PATH_LEN {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut path = vec![0; length];

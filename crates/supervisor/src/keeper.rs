@@ -21,12 +21,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Until a question has come, or an answer has gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a request may take to arrive, or a reply to be taken.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Each of a job's proxies hands over.
-const LIMITS: Limits = Limits { connections: 1024, request: PATIENCE, reply: PATIENCE };
+const LIMITS: Limits =
+    Limits { connections: 1024, request: REQUEST_TIMEOUT, reply: REQUEST_TIMEOUT };
 /// Longest time that anything is held.
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What is held, as `held.json` in the job's folder tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +129,7 @@ impl HeldNote {
             Ok(Handed { image: name.clone(), file, on_devices, memory: own(client.memory)?, parts })
         };
         let clients = self.clients.into_iter().map(client).collect::<io::Result<_>>()?;
-        let left = Duration::from_millis(self.left_ms).min(LONGEST);
+        let left = Duration::from_millis(self.left_ms).min(MAX_TTL);
         Ok(Held { image, clients, until: Instant::now() + left })
     }
 }
@@ -229,7 +230,7 @@ impl Keeper {
     fn watch(&self) {
         let mut state = self.lock();
         loop {
-            let left = state.held.as_ref().map_or(LONGEST, Held::left);
+            let left = state.held.as_ref().map_or(MAX_TTL, Held::left);
             if left.is_zero() {
                 self.release(&mut state, "its time is over");
                 continue;
@@ -244,7 +245,7 @@ impl Keeper {
         let agreed = match order {
             Ask::Hold { .. } => keeper::take_over(asker, order, fds).and_then(|h| self.add(h)),
             Ask::Commit { image, clients, ttl_ms } => {
-                let ttl = Duration::from_millis(ttl_ms).min(LONGEST);
+                let ttl = Duration::from_millis(ttl_ms).min(MAX_TTL);
                 self.commit(&image, clients as usize, ttl)
             }
             Ask::Discard { image } => {

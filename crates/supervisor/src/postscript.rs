@@ -10,12 +10,12 @@ use kedge_control::stats::JobStats;
 use kedge_control::trace::Merged;
 use std::path::{Path, PathBuf};
 
-/// How much of a log is looked at, bytes: the first that went wrong explains the rest.
-const MOST: usize = 64 << 20;
+/// Most bytes of a log that are looked at: the first that went wrong explains the rest.
+const MAX_LOG_LEN: usize = 64 << 20;
 /// Sentences that are told; of more, their number.
 const TOLD: usize = 3;
-/// Characters of a sentence.
-const LONGEST: usize = 500;
+/// Longest sentence, in characters.
+const MAX_SENTENCE_LEN: usize = 500;
 
 /// How a job ended, and what there is to say of it.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ fn has_failed(outcome: Outcome) -> bool {
 fn read(log: &Path, from: Mark) -> std::io::Result<Vec<String>> {
     let mut log = Log::open_at(log, from)?;
     let (mut lines, mut line, mut bytes) = (Vec::new(), Vec::new(), 0);
-    while bytes < MOST && log.read_line(&mut line)? > 0 {
+    while bytes < MAX_LOG_LEN && log.read_line(&mut line)? > 0 {
         let text = String::from_utf8_lossy(&line);
         if joblog::failure(&text).is_some() {
             lines.push(text.into_owned());
@@ -104,8 +104,8 @@ fn read(log: &Path, from: Mark) -> std::io::Result<Vec<String>> {
 /// A terminal obeys nothing that is in a log.
 fn shortened(text: &str) -> String {
     let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    let mut short: String = text.chars().take(LONGEST).map(harmless).collect();
-    if text.chars().nth(LONGEST).is_some() {
+    let mut short: String = text.chars().take(MAX_SENTENCE_LEN).map(harmless).collect();
+    if text.chars().nth(MAX_SENTENCE_LEN).is_some() {
         short.push('…');
     }
     short
@@ -180,7 +180,7 @@ mod tests {
         });
         assert_eq!(many[2..], ["sim: context 3", "sim: and 2 more (kedge logs sim)"]);
         let long = of(FAILED, &[], |log| fault!(log, "{}", "é".repeat(2000)));
-        assert_eq!(long[0].chars().filter(|c| *c == 'é').count(), LONGEST);
+        assert_eq!(long[0].chars().filter(|c| *c == 'é').count(), MAX_SENTENCE_LEN);
         assert!(shortened("a\x1b[2Jb").starts_with("a [2Jb"));
     }
 }

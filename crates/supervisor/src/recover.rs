@@ -33,8 +33,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Images that are noted: more than anybody goes back past.
-const MOST_IMAGES: usize = 32;
+/// Most images that are noted: more than anybody goes back past.
+const MAX_IMAGES: usize = 32;
 /// For a server to end a session.
 const SERVER: Duration = Duration::from_secs(3);
 /// A process that is killed may have much memory to give back.
@@ -277,7 +277,7 @@ impl Images {
         let mut all = self.read();
         all.retain(|known| known != image);
         all.push(image.to_owned());
-        let old = all.len().saturating_sub(MOST_IMAGES);
+        let old = all.len().saturating_sub(MAX_IMAGES);
         jobs::replace(&self.0, &all[old..].to_vec())
     }
 
@@ -341,8 +341,8 @@ struct Note {
     warm: Option<RawFd>,
 }
 
-/// A note is an argument, which may be no longer than 128 KiB.
-const MOST_HELD: usize = 8000;
+/// Most descriptors that a note may name: it is an argument, which may be no longer than 128 KiB.
+const MAX_HELD: usize = 8000;
 
 impl GoBack {
     /// Of the job `name`, which has gone back `used` times and is restarted as `spec` says.
@@ -363,7 +363,7 @@ impl GoBack {
         let gpu = here.or_else(|| spec.gpu.map(|gpu| gpu.to_string()));
         let (paths, policy, lock) = (spec.paths, spec.policy, dir.lock());
         let soft_memory = spec.soft_memory;
-        let ours = |held: &Held| held.image == image && held.numbers().len() <= MOST_HELD;
+        let ours = |held: &Held| held.image == image && held.numbers().len() <= MAX_HELD;
         let held = keeper.take().filter(ours).filter(|held| held.stays_open().is_ok());
         let (job, used, noted) = (name.to_string(), used + 1, held.as_ref().map(Held::note));
         let kept = warm.as_ref().and_then(Own::stays_open);

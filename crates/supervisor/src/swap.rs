@@ -8,8 +8,8 @@ use kedge_control::proxy::{Answer, ControlError, Order};
 use std::thread;
 use std::time::Duration;
 
-/// For devices to come to rest.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long devices may take to come to rest.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// As for a whole capture.
 const PREPARE: Order = Order::Prepare { track: false, full: true };
 /// For memory to be packed.
@@ -20,12 +20,12 @@ impl Checkpointer {
     /// stays.
     pub(crate) fn swap_out(&self) -> Result<u64, CheckpointError> {
         let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
-        let quiet = self.proxies.quiesce(PATIENCE, &PREPARE)?;
+        let quiet = self.proxies.quiesce(QUIESCE_TIMEOUT, &PREPARE)?;
         let outcome = leave_all(&quiet.clients);
         drop(quiet);
         if outcome.is_err() {
             // At rest is only what is there.
-            drop(self.proxies.quiesce(PATIENCE, &PREPARE)?);
+            drop(self.proxies.quiesce(QUIESCE_TIMEOUT, &PREPARE)?);
         }
         let bytes = outcome?;
         note!(self.log, "{} MiB of the job are off its devices", bytes >> 20);
@@ -35,7 +35,7 @@ impl Checkpointer {
     /// Brings it back.
     pub(crate) fn swap_in(&self) -> Result<(), CheckpointError> {
         let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
-        drop(self.proxies.quiesce(PATIENCE, &PREPARE)?);
+        drop(self.proxies.quiesce(QUIESCE_TIMEOUT, &PREPARE)?);
         Ok(())
     }
 }

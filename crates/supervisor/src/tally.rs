@@ -31,8 +31,8 @@ impl Checkpoints {
     }
 }
 
-/// Characters that are kept of why a checkpoint failed.
-const LONGEST: usize = 1000;
+/// Most characters that are kept of why a checkpoint failed.
+const MAX_REASON_LEN: usize = 1000;
 
 /// The counts of a running job, and their file.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Tally {
             Ok(()) => counts.durable += 1,
             Err(error) => {
                 counts.failed += 1;
-                let why = error.to_string().chars().take(LONGEST).collect();
+                let why = error.to_string().chars().take(MAX_REASON_LEN).collect();
                 counts.last_failure = Some(LastFailure { at: jobs::now(), why });
             }
         }
@@ -81,6 +81,6 @@ mod tests {
         let read = Checkpoints::read(&path);
         fs::remove_file(&path).expect("its end");
         assert_eq!((read.durable, read.failed), (2, 1));
-        assert_eq!(read.last_failure.expect("one").why.len(), LONGEST);
+        assert_eq!(read.last_failure.expect("one").why.len(), MAX_REASON_LEN);
     }
 }

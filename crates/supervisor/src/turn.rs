@@ -77,7 +77,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     /// Longer than what is done needs for its last words.
-    const LONG: Duration = LAST_WORDS.saturating_mul(3);
+    const PAST_LAST_WORDS: Duration = LAST_WORDS.saturating_mul(3);
 
     #[test]
     fn one_that_is_under_way_is_not_waited_for() {
@@ -101,7 +101,7 @@ mod tests {
                 turn.take().is_some()
             });
             asked.recv().expect("it asks");
-            thread::sleep(LONG);
+            thread::sleep(PAST_LAST_WORDS);
             drop(starting);
             assert!(asking.join().expect("no panic"), "it was its turn when the program was there");
         });

@@ -16,11 +16,11 @@ pub const TICKET: u64 = 1 << 63;
 /// Bytes of one announcement.
 const FRAME: usize = 8;
 /// How long the other side may take to make room.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends `fd`, announced as `number`; waits for room for as long as the proxy may take.
 pub(crate) fn send(socket: BorrowedFd<'_>, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(SEND_TIMEOUT);
     loop {
         match offer(socket, number, fd) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

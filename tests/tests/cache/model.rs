@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 const STEPS: u64 = 1500;
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "x/a", "x/b", "y/a", "y/b"];
-/// Files become no longer than that, or where whole parts are to move to a device.
-const LONGEST: u64 = 1 << 20;
-const LONGEST_OF_DEVICE: u64 = 12 << 20;
+/// Longest file, in bytes.
+const MAX_FILE_LEN: u64 = 1 << 20;
+/// Longest file, in bytes, where whole parts are to move to a device.
+const MAX_DEVICE_FILE_LEN: u64 = 12 << 20;
 
 fn name(dice: &mut Dice) -> &'static str {
     NAMES[dice.below(NAMES.len() as u64) as usize]
@@ -177,7 +178,7 @@ fn steps() -> u64 {
 /// Runs the steps; every so many, `pause` is called with all files closed.
 fn run(name: &str, options: &[&str], every: u64, pause: impl Fn(&Cached)) {
     let Some(cached) = Cached::start(name, options) else { return };
-    run_in(&cached, (steps(), LONGEST), every, pause);
+    run_in(&cached, (steps(), MAX_FILE_LEN), every, pause);
 }
 
 fn run_in(cached: &Cached, (steps, longest): (u64, u64), every: u64, pause: impl Fn(&Cached)) {
@@ -240,7 +241,7 @@ fn what_moves_to_a_device_is_the_same_also_after_kills() {
     cached.fault = Some(format!("slow={}", 32 << 20));
     cached.begin();
     let moved = Cell::new(0);
-    run_in(&cached, (steps().min(300), LONGEST_OF_DEVICE), 50, |cached| {
+    run_in(&cached, (steps().min(300), MAX_DEVICE_FILE_LEN), 50, |cached| {
         moved.set(moved.get() + cached.count("moved"));
         cached.kill();
         cached.begin();

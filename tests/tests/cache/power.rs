@@ -21,7 +21,7 @@ const CUTS: u64 = 6;
 /// Cuts of one run of the programs: the state of the disks is kept each time, and they go on.
 const OF_ONE: u64 = 3;
 const DISK: &str = "48M";
-const LONGEST: u64 = 256 << 10;
+const MAX_OFFSET: u64 = 256 << 10;
 const WRITERS: u64 = 3;
 /// So many of the last operations are told where something is lost.
 const SHOWN: usize = 24;
@@ -142,7 +142,7 @@ impl Writer {
     }
 
     fn write(&mut self, file: &File) -> io::Result<()> {
-        let start = self.dice.below(LONGEST);
+        let start = self.dice.below(MAX_OFFSET);
         let most = if self.dice.below(3) == 0 { 100_000 } else { 6000 };
         let (end, byte) = (start + 1 + self.dice.below(most), 1 + self.dice.below(255) as u8);
         self.intend(Op::Write { start, end, byte });
@@ -153,7 +153,7 @@ impl Writer {
     }
 
     fn cut(&mut self, file: &File) -> io::Result<()> {
-        let size = self.dice.below(LONGEST);
+        let size = self.dice.below(MAX_OFFSET);
         self.intend(Op::Cut(size));
         file.set_len(size)?;
         self.now.resize(size as usize, 0);

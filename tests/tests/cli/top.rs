@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// More steps than any of these tests has time for.
 const STEPS: &str = "100000";
-/// On a busy machine.
-const LONG: Duration = Duration::from_secs(40);
+/// Longer than anything here takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A job `j` on two software devices, which launches some kernels each step.
 fn steps(place: &Place, options: &[&str]) -> Job {
@@ -133,7 +133,7 @@ fn a_supervisor_that_stands_still_holds_nothing_up() {
 fn until(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < LONG, "not within {LONG:?}: {what}");
+        assert!(begin.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -266,7 +266,7 @@ impl Terminal {
     fn shows(&self, text: &str) {
         let begin = Instant::now();
         while !self.text().contains(text) {
-            assert!(begin.elapsed() < LONG, "{text:?} is not shown:\n{}", self.text());
+            assert!(begin.elapsed() < TIMEOUT, "{text:?} is not shown:\n{}", self.text());
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -278,7 +278,7 @@ impl Terminal {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
             }
-            assert!(begin.elapsed() < LONG, "it does not end:\n{}", self.text());
+            assert!(begin.elapsed() < TIMEOUT, "it does not end:\n{}", self.text());
             thread::sleep(Duration::from_millis(20));
         };
         let after = tcgetattr(&self.keyboard).expect("its settings");

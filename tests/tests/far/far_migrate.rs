@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 /// More steps than any test reads.
-const MANY: &str = "100000";
+const MANY_STEPS: &str = "100000";
 
 fn steps(place: &Place, gpu: &str, options: &[&str]) -> Command {
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", gpu, "--job", "j"];
-    place.kedge(&[&run[..], options, &["--", &program, MANY, "5"]].concat())
+    place.kedge(&[&run[..], options, &["--", &program, MANY_STEPS, "5"]].concat())
 }
 
 /// Moves it, and has it go on.
@@ -234,7 +234,8 @@ fn processes_that_share_memory_move_in_one_step() {
     let exchange = place.world.home().join("exchange");
     let (program, file) = (place.program.display().to_string(), exchange.display().to_string());
     let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"];
-    let mut job = Job::start(place.kedge(&[&run[..], &[&program, MANY, "5", &file]].concat()));
+    let mut job =
+        Job::start(place.kedge(&[&run[..], &[&program, MANY_STEPS, "5", &file]].concat()));
     job.read_to(10);
     for to in [&server.address[..], "soft"] {
         let slowly = ["migrate", "j", "--to", to, "--rate", "1M", "--json"];

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 /// Where the first device's memory lies in its proxy (`cuda-types::arena`).
 const DEVICE_BASE: u64 = 0x3000_0000_0000;
 
-/// The program's memory on the device, KiB; and what may be left: pages that it has in part.
-const MANY: u64 = 256;
-const FEW: u64 = 64;
+/// The program's memory on the device, in KiB.
+const USED_KIB: u64 = 256;
+/// What may be left of it there, in KiB: pages that it has in part.
+const LEFT_KIB: u64 = 64;
 
 /// How much of the first device's memory is in the proxy's, KiB.
 fn resident(job: &Job) -> u64 {
@@ -48,18 +49,18 @@ fn out_and_in(place: &Place) {
     job.read_to(10);
     idle(&job);
     let before = resident(&job);
-    assert!(before >= MANY, "{before} KiB");
+    assert!(before >= USED_KIB, "{before} KiB");
     for _ in 0..3 {
         let said = swap(place, "out");
         assert!(said.contains("off the devices"), "{said}");
-        assert!(resident(&job) <= FEW, "{} KiB", resident(&job));
+        assert!(resident(&job) <= LEFT_KIB, "{} KiB", resident(&job));
         swap(place, "in");
-        assert!(resident(&job) >= MANY);
+        assert!(resident(&job) >= USED_KIB);
     }
     let file = place.world.home().join("swapped").display().to_string();
     let said = place.output(&["swap", "out", "j", "--json", "--events", &file]);
     let report: Value = serde_json::from_slice(&said.stdout).expect("JSON");
-    assert!(report["bytes"].as_u64() >= Some(MANY << 10) && report["way"] == "out", "{report}");
+    assert!(report["bytes"].as_u64() >= Some(USED_KIB << 10) && report["way"] == "out", "{report}");
     let event = fs::read_to_string(&file).expect("events");
     let event: Value = serde_json::from_str(&event).expect("one event");
     assert_eq!((&event["event"], &event["bytes"]), (&"swapped".into(), &report["bytes"]));
@@ -68,11 +69,11 @@ fn out_and_in(place: &Place) {
     assert_eq!((&report["bytes"], &report["way"]), (&Value::Null, &"in".into()));
     swap(place, "out");
     swap(place, "out");
-    assert!(resident(&job) <= FEW, "{} KiB", resident(&job));
+    assert!(resident(&job) <= LEFT_KIB, "{} KiB", resident(&job));
     // It goes on by itself: each step depends on all memory, and the host checks it.
     send("CONT", &program(&job));
     job.read_to(job.step + 20);
-    assert!(resident(&job) >= MANY);
+    assert!(resident(&job) >= USED_KIB);
     assert!(place.log().contains("on the devices again"), "{}", place.log());
     // At work, it comes back as often as it is taken.
     for _ in 0..5 {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const COUNT: u64 = 2000;
 /// What the program ends with when all was right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// What the client and the server are to do.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +71,7 @@ impl Pair {
             let begin = Instant::now();
             // The coordinator's part comes first.
             while part == 0 && !pair.cluster.world.home().join("out.0").exists() {
-                assert!(begin.elapsed() < LONG);
+                assert!(begin.elapsed() < TIMEOUT);
                 thread::sleep(Duration::from_millis(5));
             }
         }
@@ -295,7 +295,7 @@ fn where_the_network_is_cut_the_checkpoint_fails_and_nothing_is_lost() {
     assert!(pair.cluster.hosts[0].does("ip link set kc down"));
     let begin = Instant::now();
     let failed = pair.try_checkpoint(&[]);
-    assert!(!failed.status.success() && begin.elapsed() < LONG);
+    assert!(!failed.status.success() && begin.elapsed() < TIMEOUT);
     assert!(stderr(&failed).contains("10.80.1."), "{}", stderr(&failed));
     assert!(pair.cluster.hosts[0].does("ip link set kc up"));
     pair.checkpoint(&[]);
@@ -319,7 +319,7 @@ fn a_supervisor_that_is_killed_meanwhile_takes_no_byte_with_it() {
         let well = |part| pair.said(part).iter().any(|line| line.starts_with("well"));
         while !(0..2).all(well) {
             let last = [0, 1].map(|part| pair.said(part).last().cloned());
-            assert!(begin.elapsed() < LONG, "after {delay} ms: {last:?}");
+            assert!(begin.elapsed() < TIMEOUT, "after {delay} ms: {last:?}");
             thread::sleep(Duration::from_millis(20));
         }
     }

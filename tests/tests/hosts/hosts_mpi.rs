@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const WELL: i32 = 7;
 /// Enough for it to run while it is looked for.
 const STEPS: u64 = 600;
-const LONG: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 fn script(path: &Path, lines: &str) {
     fs::write(path, format!("#!/bin/sh\n{lines}\n")).expect("a file");
@@ -174,7 +174,7 @@ fn comes_back_elsewhere(name: &str, ranks: usize) {
         let code = if part == 0 { WELL } else { 0 };
         assert_eq!(ended.status.code(), Some(code), "part {part}: {}", stderr(&ended));
     }
-    assert!(begin.elapsed() < LONG + Duration::from_millis(20 * STEPS));
+    assert!(begin.elapsed() < TIMEOUT + Duration::from_millis(20 * STEPS));
     are_right(&site.steps());
 }
 

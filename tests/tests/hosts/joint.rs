@@ -18,7 +18,7 @@ const STEPS: u64 = 120;
 const HALF: u64 = STEPS / 2;
 /// What the program ends with when all of its steps were right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A job of some parts, each of which writes its steps to a file of its own.
 struct Joint {
@@ -306,7 +306,7 @@ fn a_supervisor_that_is_killed_at_any_moment_leaves_no_half() {
         joint.kill_supervisor((round % 2) as usize);
         let begin = Instant::now();
         let asked = asking.wait_with_output().expect("ended");
-        assert!(begin.elapsed() < LONG, "round {round}");
+        assert!(begin.elapsed() < TIMEOUT, "round {round}");
         let (images, said) = (joint.images(), stderr(&asked));
         assert!(asked.status.success() || !said.is_empty(), "round {round}: {asked:?}");
         assert!(!asked.status.success() || images.len() == 1, "round {round}: {said}");

@@ -19,7 +19,7 @@ const STEPS: u64 = 120;
 const HALF: u64 = STEPS / 2;
 /// What the program ends with when all of its steps were right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 const AT: &str = "10.78.1.1:7431";
 const KEY: &str = "a key that these tests alone have";
 
@@ -231,7 +231,7 @@ fn when_the_coordinator_is_lost_the_other_host_goes_on_and_comes_back_on_one() {
     let begin = Instant::now();
     let refused = job.output(1, &["checkpoint", "pair"]);
     assert!(!refused.status.success() && !stderr(&refused).is_empty());
-    assert!(begin.elapsed() < LONG, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < TIMEOUT, "{:?}", begin.elapsed());
     job.may_end();
     // Two lines more than its steps: it goes on to its end.
     job.wait_for(1, STEPS as usize + 2);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const STEPS: u64 = 120;
 /// What the program ends with when all of its steps were right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An implementation: its compiler, and its launcher with what it takes for four ranks here.
 struct Mpi {
@@ -167,7 +167,7 @@ fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
             println!("round {round}: it had ended by itself before the rank was killed");
             continue;
         }
-        assert!(begin.elapsed() < LONG, "round {round}: {:?}", begin.elapsed());
+        assert!(begin.elapsed() < TIMEOUT, "round {round}: {:?}", begin.elapsed());
         let (said, images) = (stderr(&asked), run.images());
         assert!(asked.status.success() || !said.is_empty(), "round {round}: {asked:?}");
         assert!(!asked.status.success() || images.len() == 1, "round {round}: {said}");

@@ -20,7 +20,7 @@ const STEPS: u64 = 120;
 const HALF: u64 = STEPS / 2;
 /// What the program ends with when all of its steps were right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(50);
+const TIMEOUT: Duration = Duration::from_secs(50);
 /// After which a part that is cut off has been stopped, and is brought back.
 const GONE: Duration = Duration::from_secs(25);
 
@@ -95,7 +95,7 @@ impl Job {
             if let Some(steps) = steps {
                 return send("KILL", &[steps]);
             }
-            assert!(begin.elapsed() < LONG, "{}", self.told());
+            assert!(begin.elapsed() < TIMEOUT, "{}", self.told());
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -182,7 +182,7 @@ fn recovers(name: &str, on: &[usize], within: Duration, lose: impl Fn(&Job)) -> 
 #[test]
 fn parts_of_one_host_come_back_when_a_supervisor_is_killed() {
     let lose = |job: &Job| send("KILL", &[job.supervisor(1)]);
-    let Some(mut job) = recovers("recs", &[0, 0], LONG, lose) else { return };
+    let Some(mut job) = recovers("recs", &[0, 0], TIMEOUT, lose) else { return };
     // Whoever waits for the other part waits until it has come to its end.
     assert_eq!(job.status(0).code(), Some(WELL));
 }
@@ -190,14 +190,14 @@ fn parts_of_one_host_come_back_when_a_supervisor_is_killed() {
 #[test]
 fn parts_of_two_hosts_come_back_when_the_coordinator_s_supervisor_is_killed() {
     let lose = |job: &Job| send("KILL", &[job.supervisor(0)]);
-    let Some(mut job) = recovers("recc", &[0, 1], LONG, lose) else { return };
+    let Some(mut job) = recovers("recc", &[0, 1], TIMEOUT, lose) else { return };
     assert_eq!(job.status(1).code(), Some(WELL));
 }
 
 #[test]
 fn parts_come_back_when_a_program_is_killed() {
     let lose = |job: &Job| job.kill_program(1);
-    let Some(mut job) = recovers("recp", &[0, 1], LONG, lose) else { return };
+    let Some(mut job) = recovers("recp", &[0, 1], TIMEOUT, lose) else { return };
     assert_eq!([0, 1].map(|part| job.status(part).code()), [Some(WELL); 2]);
 }
 
@@ -212,7 +212,7 @@ fn a_part_that_is_cut_off_is_stopped_before_the_others_come_back() {
             thread::sleep(Duration::from_millis(20));
         }
     };
-    let Some(mut job) = recovers("recf", &[0, 1], LONG, lose) else { return };
+    let Some(mut job) = recovers("recf", &[0, 1], TIMEOUT, lose) else { return };
     assert_eq!(job.status(0).code(), Some(WELL));
     // Whoever waits there hears of it.
     assert!(job.cluster.hosts[1].does("ip link set kb up"));
@@ -234,7 +234,7 @@ fn a_part_of_a_lost_host_comes_back_on_another() {
         assert!(all.len() > 3, "{all:?}");
         send("KILL", &all);
     };
-    let Some(mut job) = recovers("rech", &[0, 1], LONG, lose) else { return };
+    let Some(mut job) = recovers("rech", &[0, 1], TIMEOUT, lose) else { return };
     assert_eq!(job.status(0).code(), Some(WELL));
 }
 
@@ -250,7 +250,7 @@ fn a_part_whose_warden_is_killed_ends_and_comes_back() {
         assert_eq!(wardens.len(), 1);
         send("KILL", &wardens);
     };
-    let Some(mut job) = recovers("recw", &[0, 1], LONG, lose) else { return };
+    let Some(mut job) = recovers("recw", &[0, 1], TIMEOUT, lose) else { return };
     assert_eq!(job.status(0).code(), Some(WELL));
 }
 
@@ -261,14 +261,14 @@ fn a_job_goes_back_again_and_leaves_nothing() {
     for part in [0, 1] {
         let before: Vec<_> = (0..2).map(|part| job.writers(part)).collect();
         job.kill_program(part);
-        job.comes_back(&before, LONG);
+        job.comes_back(&before, TIMEOUT);
         thread::sleep(Duration::from_millis(300));
     }
     job.ends();
     assert_eq!([0, 1].map(|part| job.status(part).code()), [Some(WELL); 2]);
     let begin = Instant::now();
     while !job.wardens().is_empty() {
-        assert!(begin.elapsed() < LONG, "{:?}", job.wardens());
+        assert!(begin.elapsed() < TIMEOUT, "{:?}", job.wardens());
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -279,7 +279,7 @@ fn a_job_that_has_gone_back_often_enough_ends() {
     job.save();
     let before: Vec<_> = (0..2).map(|part| job.writers(part)).collect();
     job.kill_program(1);
-    job.comes_back(&before, LONG);
+    job.comes_back(&before, TIMEOUT);
     job.kill_program(1);
     let ended = job.parts.remove(0).wait_with_output().expect("ended");
     assert_eq!(ended.status.signal(), Some(9), "{ended:?}");

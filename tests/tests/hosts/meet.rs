@@ -14,7 +14,7 @@ const MEMBERS: u32 = 4;
 const STEPS: u32 = 150;
 /// The first member waits there until the job has been saved.
 const WAITS: u32 = 100;
-const LONG: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// In a process of this program that is a member: which one.
 const MEMBER: &str = "KEDGE_TEST_MEMBER";
 
@@ -30,7 +30,7 @@ fn member() {
     let find = Box::new(move || connect(&folder));
     let mut client = Client::join(&member, find).expect("a coordinator");
     for step in 1..=STEPS {
-        client.meet(&Series::of_node("s"), step, MEMBERS, LONG).expect("all of them");
+        client.meet(&Series::of_node("s"), step, MEMBERS, TIMEOUT).expect("all of them");
         writeln!(out, "{step}").expect("room");
         // The others wait for this one nearly all the time.
         if index == "0" {
@@ -63,7 +63,7 @@ fn members_inside_a_barrier_come_back() {
         kedge_as(&world, User::Same, &run).stdout(Stdio::null()).spawn().expect("kedge");
     let begin = Instant::now();
     while steps(&world, 0).len() < 30 {
-        if begin.elapsed() > LONG {
+        if begin.elapsed() > TIMEOUT {
             send("KILL", &family(running.id()));
             panic!("{:?}", steps(&world, 0));
         }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// What the programs end with when all of their steps were right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Nodes, and a job of two ranks on them.
 pub(super) struct Site {
@@ -185,7 +185,7 @@ echo start >&2
     pub(super) fn wait(&self, is: impl Fn() -> bool) {
         let begin = Instant::now();
         while !is() {
-            assert!(begin.elapsed() < LONG, "{} {}", self.said(), self.slurm.logs());
+            assert!(begin.elapsed() < TIMEOUT, "{} {}", self.said(), self.slurm.logs());
             thread::sleep(Duration::from_millis(50));
         }
     }

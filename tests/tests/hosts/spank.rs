@@ -11,7 +11,7 @@ use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// What the scripts end with.
 const WELL: i32 = 7;
 
@@ -97,7 +97,7 @@ impl Nodes {
         let begin = Instant::now();
         while !is() {
             let said = || fs::read_to_string(self.home().join("err")).unwrap_or_default();
-            let waits = begin.elapsed() < LONG;
+            let waits = begin.elapsed() < TIMEOUT;
             assert!(waits, "{what}: {} {} {}", self.job(0), said(), self.0.logs());
             thread::sleep(Duration::from_millis(50));
         }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// What the programs end with when all of their steps were right.
 const WELL: i32 = 7;
-const LONG: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A cluster of which some hosts let the test in.
 struct Site {
@@ -315,7 +315,7 @@ fn a_host_without_kedge_is_left_to_ssh() {
 fn waits_for(file: &Path) {
     let begin = Instant::now();
     while !file.exists() {
-        assert!(begin.elapsed() < LONG, "{}", file.display());
+        assert!(begin.elapsed() < TIMEOUT, "{}", file.display());
         thread::sleep(Duration::from_millis(10));
     }
 }

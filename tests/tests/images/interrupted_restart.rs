@@ -17,7 +17,7 @@ const LOG: usize = 100;
 /// How often a restart is ended.
 const ROUNDS: usize = 60;
 /// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Name: contents and mode.
 type Files = BTreeMap<String, (Vec<u8>, u32)>;
@@ -121,7 +121,7 @@ impl Lost {
             if ended && all.iter().all(|pid| !is_alive(*pid)) {
                 return;
             }
-            assert!(begin.elapsed() < LONG, "it lives: {all:?}");
+            assert!(begin.elapsed() < TIMEOUT, "it lives: {all:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -152,7 +152,7 @@ fn kedge_of(timeout: &Child) -> Vec<u32> {
         if !children.is_empty() {
             return children;
         }
-        assert!(begin.elapsed() < LONG, "`timeout` starts nothing");
+        assert!(begin.elapsed() < TIMEOUT, "`timeout` starts nothing");
         std::thread::sleep(Duration::from_micros(100));
     }
 }
@@ -181,7 +181,7 @@ fn a_restart_that_is_ended_at_any_moment_loses_nothing() {
             // It ends by itself, and leaves nothing to others.
             let begin = Instant::now();
             while kedge.try_wait().expect("a child").is_none() {
-                assert!(begin.elapsed() < LONG, "{when}: it does not end");
+                assert!(begin.elapsed() < TIMEOUT, "{when}: it does not end");
                 std::thread::sleep(Duration::from_millis(2));
             }
         }

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus};
 use std::time::Duration;
 
 /// More steps than any test reads.
-const MANY: &str = "100000";
+const MANY_STEPS: &str = "100000";
 /// Nobody listens there.
 const NOWHERE: &str = "127.0.0.1:1";
 /// A daemon in a hurry.
@@ -20,7 +20,7 @@ const QUICK: [&str; 4] = ["balance", "--json", "--every=100ms", "--settle=1h"];
 
 fn steps(place: &Place, name: &str, gpu: &str) -> Command {
     let program = place.program.display().to_string();
-    place.kedge(&["run", "--gpu", gpu, "--job", name, "--", &program, MANY, "5"])
+    place.kedge(&["run", "--gpu", gpu, "--job", name, "--", &program, MANY_STEPS, "5"])
 }
 
 fn is_on(place: &Place) -> String {
@@ -310,7 +310,7 @@ fn a_predicted_gain_decides_where_there_is_one() {
     });
     let stats = json!({
         "format": 1, "job": "before", "gpu": "soft", "seconds": 10.0,
-        "command": [place.program.display().to_string(), MANY, "5"],
+        "command": [place.program.display().to_string(), MANY_STEPS, "5"],
         "stats": {"clients": 1, "calls": 1000},
     });
     let file = |name: &str, value: &Value| {

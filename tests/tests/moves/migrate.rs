@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 /// More steps than any test reads.
-const MANY: &str = "100000";
+const MANY_STEPS: &str = "100000";
 /// Phases of a move before the new proxy has the client, in their order; and those after.
 const BEFORE: [&str; 5] = ["started", "shown", "round", "paused", "crossed"];
 const AFTER: [&str; 2] = ["owned", "departed"];
@@ -28,7 +28,7 @@ fn held_at(place: &Place, phase: &str, options: &[&str]) -> (Job, Held) {
 fn steps(place: &Place, options: &[&str]) -> Command {
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j"];
-    place.kedge(&[&run[..], options, &["--", &program, MANY, "5"]].concat())
+    place.kedge(&[&run[..], options, &["--", &program, MANY_STEPS, "5"]].concat())
 }
 
 struct Held {
@@ -123,7 +123,8 @@ fn what_cannot_be_followed_moves_within_the_pause() {
     let place = Place::of("gpu_arrays", "mvanew", User::Same).expect("a program");
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j", "--"];
-    let mut job = Job::start(place.kedge(&[&run[..], &[&program, MANY, "5", "modules"]].concat()));
+    let mut job =
+        Job::start(place.kedge(&[&run[..], &[&program, MANY_STEPS, "5", "modules"]].concat()));
     job.read_to(10);
     let before = job.proxies();
     let output = place.output(&[&MOVE[..], &["--rounds", "100", "--json"]].concat());
@@ -193,7 +194,8 @@ fn a_source_that_hangs_after_the_client_has_moved_is_ended() {
 fn processes_that_start_meanwhile_hold_up_no_move() {
     let place = Place::mine("mvmore");
     let program = place.program.display().to_string();
-    let script = format!("while :; do {program} 3 1 >/dev/null; done & exec {program} {MANY} 5");
+    let script =
+        format!("while :; do {program} 3 1 >/dev/null; done & exec {program} {MANY_STEPS} 5");
     let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"];
     let mut job = Job::start(place.kedge(&[&run[..], &["sh", "-c", &script]].concat()));
     job.read_to(10);
@@ -411,7 +413,8 @@ fn an_image_after_a_move_that_failed_holds_all_that_has_changed() {
     let held = Held { file: place.world.home().join("held-round") };
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--incremental", "--job", "j"];
-    let mut command = place.kedge(&[&run[..], &["--", &program, MANY, "20", "32", "1"]].concat());
+    let mut command =
+        place.kedge(&[&run[..], &["--", &program, MANY_STEPS, "20", "32", "1"]].concat());
     command.env("KEDGE_HOLD_MOVE", format!("round:{}", held.file.display()));
     let mut job = Job::start(command);
     job.read_to(5);

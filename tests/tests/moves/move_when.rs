@@ -11,14 +11,14 @@ use std::process::{Child, ChildStdout, Command};
 use std::time::{Duration, Instant};
 
 /// More steps than any test reads.
-const MANY: &str = "100000";
+const MANY_STEPS: &str = "100000";
 /// Nobody listens there.
 const NOWHERE: &str = "127.0.0.1:1";
 
 fn steps(place: &Place, options: &[&str]) -> Command {
     let program = place.program.display().to_string();
     let run = ["run", "--job", "j"];
-    place.kedge(&[&run[..], options, &["--", &program, MANY, "5"]].concat())
+    place.kedge(&[&run[..], options, &["--", &program, MANY_STEPS, "5"]].concat())
 }
 
 fn is_on(place: &Place) -> String {

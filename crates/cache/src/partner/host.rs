@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connections at a time.
-const MOST: usize = 256;
+/// Most connections at a time.
+const MAX_CONNECTIONS: usize = 256;
 /// How long a connection may take to say whose it is.
 const OPENING: Duration = Duration::from_secs(10);
 /// A cache says that it is there each second; after so long it is not.
@@ -36,7 +36,7 @@ const CHANGE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000
 /// cache waits for the answer.
 const OWN_CHANGE: Duration = Duration::from_secs(20);
 /// How long to wait where descriptors are used up.
-const NAP: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// The folder of caches on this machine, which show no key. No key has such a name.
 const HERE: &str = "_here";
 
@@ -110,10 +110,10 @@ impl Partner {
         for stream in self.listener.incoming() {
             // Where descriptors are used up, some come back.
             let Ok(stream) = stream else {
-                thread::sleep(NAP);
+                thread::sleep(RETRY_INTERVAL);
                 continue;
             };
-            if self.open.fetch_add(1, Ordering::SeqCst) >= MOST {
+            if self.open.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
                 self.open.fetch_sub(1, Ordering::SeqCst);
                 continue;
             }

@@ -26,10 +26,11 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// How long the partner may take for what it is sent at once and for its answer, and an fsync
 /// beside the time for its data: it drains then.
 pub(super) const ANSWER: Duration = Duration::from_secs(20);
-/// Bytes that the partner has to take in a second, for all who send at once.
-const SLOWEST: u64 = 4 << 20;
+/// Lowest rate at which the partner has to take data, in bytes per second, for all who send at
+/// once.
+const MIN_RATE: u64 = 4 << 20;
 /// A part of that length takes so long at most.
-const MOMENT: Duration = Duration::from_millis(PART * 1000 / SLOWEST);
+const MOMENT: Duration = Duration::from_millis(PART * 1000 / MIN_RATE);
 /// Why a connection was given up.
 pub(super) const SLOW: &str = "it has not taken what it was sent, or not answered, in time";
 /// What a partner answers that is there, and has no room for this cache.
@@ -265,7 +266,7 @@ impl Link {
 
     /// Returns when an fsync that has so many bytes to send is to drain them instead.
     pub(super) fn patience(&self, bytes: u64) -> Instant {
-        Instant::now() + self.answer + Duration::from_secs(bytes / SLOWEST)
+        Instant::now() + self.answer + Duration::from_secs(bytes / MIN_RATE)
     }
 
     /// Waits for a turn on the wire, with a moment left of the time until `until`.

@@ -28,10 +28,11 @@ const NAME: usize = 4096;
 const FREED: usize = 1 << 16;
 /// Files that have something that could not be kept, at once.
 const FAILED: usize = 1 << 16;
-/// A journal is written anew when it is that long, and twice as long as what it is to say; where a
-/// key has little room, earlier.
-const LONG_JOURNAL: u64 = 8 << 20;
-const SHORT_JOURNAL: u64 = 64 << 10;
+/// Length of a journal, in bytes, from which on it is rewritten, if that is twice what it is to
+/// say; where a key has little room, earlier.
+const MAX_REWRITE_THRESHOLD: u64 = 8 << 20;
+/// The same for a key with the least room, in bytes.
+const MIN_REWRITE_THRESHOLD: u64 = 64 << 10;
 
 /// A home at work.
 #[derive(Debug)]
@@ -354,7 +355,9 @@ impl Session {
     /// Writes a journal anew that has grown long.
     fn compact(&mut self) -> io::Result<()> {
         let room = self.partner.spec.quota.unwrap_or(u64::MAX) / 16;
-        let long = room.clamp(SHORT_JOURNAL, LONG_JOURNAL).max(2 * self.seat.journal_of_kept());
+        let long = room
+            .clamp(MIN_REWRITE_THRESHOLD, MAX_REWRITE_THRESHOLD)
+            .max(2 * self.seat.journal_of_kept());
         if self.tier.journal_length() > long { self.rewrite() } else { Ok(()) }
     }
 

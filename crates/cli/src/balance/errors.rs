@@ -20,18 +20,18 @@ const ASKS: [&str; 2] =
     ["--query-gpu=uuid,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"];
 /// Between two times that it is asked: it takes processor time, and some driver's locks.
 const AGAIN: Duration = Duration::from_secs(30);
-/// For it to answer: a driver that has trouble takes long.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to answer: a driver that has trouble takes long.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// For a program to begin on a GPU, and tell which it is.
 const BEGINNING: Duration = Duration::from_secs(60);
-/// GPUs of a machine, at most.
-const MOST_LINES: usize = 256;
-/// Of what it prints, bytes.
-const MOST_BYTES: u64 = 64 << 10;
+/// Most lines of its output that are read: one for each GPU of a machine.
+const MAX_LINES: usize = 256;
+/// Most bytes of its output that are read.
+const MAX_OUTPUT_LEN: u64 = 64 << 10;
 /// Between two times that a place is asked which GPUs it has: a program starts there.
 const LATER: Duration = Duration::from_secs(300);
-/// Of a file, bytes.
-const LONGEST: u64 = 1 << 20;
+/// Longest file that `--errors` may name, in bytes.
+const MAX_FILE_LEN: u64 = 1 << 20;
 
 /// Where errors are told.
 #[derive(Debug, Default)]
@@ -91,7 +91,7 @@ impl Errors {
             self.had = Some(Instant::now());
         }
         if let Some(file) = self.file.clone() {
-            let text = told::read(&file, LONGEST).map_err(|error| error.to_string());
+            let text = told::read(&file, MAX_FILE_LEN).map_err(|error| error.to_string());
             let listed = text.and_then(|text| list(&text)).map(|listed| self.last.listed = listed);
             let named = listed.map_err(|why| format!("{}: {why}", file.display()));
             self.heard("--errors", named, &mut complain);
@@ -129,7 +129,7 @@ impl Errors {
                 return (String::new(), Err(why));
             }
         };
-        let (text, how) = answer(&mut asked, PATIENCE);
+        let (text, how) = answer(&mut asked, REPLY_TIMEOUT);
         if how.is_err() {
             let _ = asked.kill();
             self.hangs = Some(asked);
@@ -169,9 +169,9 @@ fn gpus(place: &GpuSpec) -> Result<Vec<String>, String> {
 /// What a command prints within so long, and whether it ends well.
 fn answer(asked: &mut Child, patience: Duration) -> (String, Result<(), String>) {
     let end = Instant::now() + patience;
-    let lines = child::read_lines_within(asked, MOST_BYTES);
+    let lines = child::read_lines_within(asked, MAX_OUTPUT_LEN);
     let mut text = String::new();
-    for _ in 0..MOST_LINES {
+    for _ in 0..MAX_LINES {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => text.extend([&line, "\n"]),
             Err(_) => break,
@@ -255,16 +255,16 @@ Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error
             child.wait().expect("its end");
             answer
         };
-        assert_eq!(run("echo a; echo b", PATIENCE), ("a\nb\n".to_owned(), Ok(())));
-        let (text, failed) = run("echo a; exit 3", PATIENCE);
+        assert_eq!(run("echo a; echo b", REPLY_TIMEOUT), ("a\nb\n".to_owned(), Ok(())));
+        let (text, failed) = run("echo a; exit 3", REPLY_TIMEOUT);
         let failed = failed.expect_err("a failure");
         assert_eq!(text, "a\n");
         assert!(failed.contains('3'), "{failed}");
         let late = run("echo a; exec sleep 100", Duration::from_millis(900));
         assert_eq!(late, ("a\n".to_owned(), Err("no answer within 0 s".to_owned())));
         // Without an end of a line.
-        let (text, endless) = run("exec cat /dev/zero", PATIENCE);
-        assert!(text.len() as u64 <= MOST_BYTES + 1 && endless.is_err());
+        let (text, endless) = run("exec cat /dev/zero", REPLY_TIMEOUT);
+        assert!(text.len() as u64 <= MAX_OUTPUT_LEN + 1 && endless.is_err());
     }
 
     #[test]

@@ -6,11 +6,12 @@ use kedge_supervisor::Supervisor;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Between two looks whether a place is free, at first and at last: each starts a program there.
-const LOOK: Duration = Duration::from_secs(5);
-const LOOK_MOST: Duration = Duration::from_secs(60);
-/// Between two tries to move a job to one place, at last.
-const AGAIN_MOST: Duration = Duration::from_secs(4 * 3600);
+/// Time between the first two looks whether a place is free: each starts a program there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// Longest time between two such looks.
+const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(60);
+/// Longest time between two tries to move a job to one place.
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(4 * 3600);
 
 /// How long nothing happens.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +124,7 @@ impl Memory {
 
     /// A look has found that place in use, or could not be.
     pub(super) fn is_not_free(&mut self, place: usize, now: Duration, why: &str) {
-        let failed = Failed::again(self.looks.get(&place), now, LOOK, LOOK_MOST);
+        let failed = Failed::again(self.looks.get(&place), now, LOOK_INTERVAL, MAX_LOOK_INTERVAL);
         self.looks.insert(place, Failed { why: why.to_owned(), ..failed });
     }
 
@@ -157,7 +158,7 @@ impl Memory {
         let hold_off = self.pauses.hold_off;
         self.held_until = now + hold_off;
         let known = self.jobs.get_mut(job)?;
-        let mut failed = Failed::again(known.failed.get(&to), now, hold_off, AGAIN_MOST);
+        let mut failed = Failed::again(known.failed.get(&to), now, hold_off, MAX_RETRY_INTERVAL);
         if for_ever {
             failed.until = None;
         }
@@ -217,7 +218,7 @@ mod tests {
         let mut fails = || memory.failed("j", 1, at(900), "no", false);
         let hours = [fails(), fails(), fails(), fails(), fails(), fails()];
         assert_eq!(hours[..2], [Some(at(1280)), Some(at(2560))]);
-        assert_eq!(hours[4..], [Some(AGAIN_MOST); 2]);
+        assert_eq!(hours[4..], [Some(MAX_RETRY_INTERVAL); 2]);
         memory.moved("j", "near", at(2000));
         assert_eq!(memory.failed("j", 1, at(2001), "no", false), Some(at(10)), "it counts anew");
         assert_eq!(memory.failed("j", 2, at(2001), "never", true), None);

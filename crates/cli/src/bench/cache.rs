@@ -19,8 +19,8 @@ const PAIRS: usize = 7;
 const TOTAL: usize = 256 << 20;
 const TIER: &str = "ram:1G";
 const WRITERS: usize = 8;
-/// No more may write at once.
-const MOST: usize = 1024;
+/// Most writers at once.
+const MAX_WRITERS: usize = 1024;
 const LARGE: usize = 4 << 20;
 
 pub(super) const BURST: &str = "cache: 8 writers of 4 MiB";
@@ -212,7 +212,7 @@ fn write_there(dir: &Path, writers: usize, block: usize) -> io::Result<Vec<f64>>
 /// Writes to a folder as [`write_here`] does and prints the seconds: what the bench starts.
 pub(super) fn writers(dir: Option<&Path>, sizes: &[u64]) -> Result<(), String> {
     let numbers: Vec<usize> = sizes.iter().filter_map(|size| usize::try_from(*size).ok()).collect();
-    let usual = |block: &usize, writers: &usize| *block > 0 && (1..=MOST).contains(writers);
+    let usual = |block: &usize, writers: &usize| *block > 0 && (1..=MAX_WRITERS).contains(writers);
     let (Some(dir), [block, writers]) = (dir, &numbers[..]) else {
         return Err("it takes --dir, and --size twice: of a block, and how many write".into());
     };

@@ -22,8 +22,8 @@ const RECORDS: usize = 100_000;
 const BRIEF: f64 = 0.3;
 /// Bytes of a copy.
 const COPY: u64 = 64 << 20;
-/// Seconds of a round trip from which on round trips are counted.
-const LONG: f64 = 1e-3;
+/// Shortest round trip of a line, in seconds, on which round trips are counted.
+const MIN_ROUND_TRIP: f64 = 1e-3;
 /// What a connection may take besides round trips, seconds.
 const STARTING: f64 = 0.1;
 
@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
             nears.push(near);
             times.push(far);
             beyond.push(far - near);
-            if trip >= LONG {
+            if trip >= MIN_ROUND_TRIP {
                 trips.push((far - near - STARTING).max(0.0) / trip);
             }
         }
@@ -117,7 +117,7 @@ impl<'a> Bench<'a> {
 const CONNECT: &str = "cuInit to first launch, beyond near + 0.1 s, with TCP's and TLS's two";
 const CALL: &str = "waiting call (cuMemGetInfo), beyond the line";
 const POST: &str = "post a launch, far";
-const MANY: &str = "100,000 kernels and a wait, far without a round trip";
+const LAUNCHES: &str = "100,000 kernels and a wait, far without a round trip";
 const STEP: &str = "200 launches and one value, beyond near";
 const RECORD: &str = "processor time of both proxies: an event recorded";
 const WAIT: &str = "processor time of both proxies: a call that waits";
@@ -179,7 +179,7 @@ impl Turns {
         }
         put(sink, "100,000 kernels and a wait, near", "s", nears);
         put(sink, "100,000 kernels and a wait, far", "s", fars);
-        put(sink, MANY, "× near", ratios);
+        put(sink, LAUNCHES, "× near", ratios);
         Ok(())
     }
 
@@ -282,7 +282,7 @@ fn by_all(lines: &mut [Measuring], inwards: bool) -> Result<f64, String> {
 /// The median of some round trips of the line by itself, in seconds.
 fn round_trip(line: &mut Measuring) -> Result<f64, String> {
     let mut once = |count| line.round_trips(count).map_err(|error| error.to_string());
-    let first = once(2)?.pop().unwrap_or(LONG);
+    let first = once(2)?.pop().unwrap_or(MIN_ROUND_TRIP);
     let mut seconds = once((BRIEF / 3.0 / first).clamp(5.0, 500.0) as u32)?;
     seconds.sort_by(f64::total_cmp);
     Ok(seconds[seconds.len() / 2])
@@ -325,7 +325,7 @@ pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
             }
         }
         POST => 0.3,
-        MANY => 1.05,
+        LAUNCHES => 1.05,
         STEP => 1.0,
         CONNECT => 5.0,
         RECORD => 1.5,

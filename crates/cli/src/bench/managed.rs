@@ -10,19 +10,21 @@ use std::path::Path;
 
 /// Bytes of managed memory, unless told otherwise.
 pub(super) const SIZE: u64 = 4 << 30;
-/// Rounds of each figure; of those that take longer.
+/// Rounds of each figure.
 const ROUNDS: usize = 9;
-const FEW: usize = 5;
+/// Rounds of figures that take longer.
+const SLOW_ROUNDS: usize = 5;
 /// Launches whose cost is each one's; first touches of which the median is taken.
 const POSTS: usize = 64;
 const TOUCHES: usize = 200;
 /// Bytes of a walk, and of a copy that it is compared with.
 const WALK: u64 = 64 << 20;
-/// Bytes that a device has beside those; the device of the vectors has so much less than the size,
-/// and no less than this.
+/// Bytes that a device has beside those.
 const BESIDE: u64 = 128 << 20;
+/// The device of the vectors has this part of the size.
 const LESS: u64 = 16;
-const LEAST: u64 = 64 << 20;
+/// Least memory of the device of the vectors, in bytes.
+const MIN_QUOTA: u64 = 64 << 20;
 const PAGE: f64 = 4096.0;
 
 const POST: &str = "post a launch with nothing touched, beyond a plain one";
@@ -82,18 +84,18 @@ impl Bench<'_> {
             eprintln!("left out: {DOT}: the device's memory is not limited here");
             return Ok(());
         }
-        let quota = (self.size / LESS).max(LEAST);
+        let quota = (self.size / LESS).max(MIN_QUOTA);
         let folder = Scratch::new(self.dir)?;
         let dir = folder.0.display().to_string();
         let mut job = self.job("vectors", quota, &["--ckpt-dir", &dir])?;
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         let (fits, over, copy) = (quota / 2, 2 * quota, quota / 4);
         job.ask(&format!("vectors {fits}"))?;
-        let near = times(FEW, || job.ask("dot"))?;
+        let near = times(SLOW_ROUNDS, || job.ask("dot"))?;
         let near: Vec<f64> = near.into_iter().map(|seconds| gigabytes(fits) / seconds).collect();
         job.ask(&format!("vectors {over}"))?;
         let [mut firsts, mut rates, mut of_bus, mut pauses] = <[Vec<f64>; 4]>::default();
-        for _ in 0..FEW {
+        for _ in 0..SLOW_ROUNDS {
             let bus = gigabytes(copy) / job.ask(&format!("bus {copy}"))?;
             // The memory of these copies took the place of some of the vectors, which come back.
             firsts.push(gigabytes(over) / job.ask("dot")?);
@@ -132,7 +134,7 @@ impl Turns {
     fn allocations(&mut self, sink: Sink<'_>) -> Result<(), String> {
         let [mut makes, mut frees] = <[Vec<f64>; 2]>::default();
         let hold = format!("hold {}", self.size.0);
-        for _ in 0..FEW {
+        for _ in 0..SLOW_ROUNDS {
             makes.push(self.managed.ask(&hold)? * 1e3);
             // Used once, as memory is.
             self.managed.ask("launch")?;
@@ -173,7 +175,7 @@ impl Turns {
         let pages = self.managed.ask("pages 1")?;
         let bytes = (pages * PAGE) as u64;
         let [mut launches, mut beyond] = <[Vec<f64>; 2]>::default();
-        for _ in 0..FEW {
+        for _ in 0..SLOW_ROUNDS {
             let bus = self.managed.ask(&format!("bus {bytes}"))?;
             let idle = self.managed.ask("launch")?;
             let seconds = self.managed.ask("touched 1")?;
@@ -198,7 +200,7 @@ impl Turns {
         let bytes = WALK.min(self.size.0);
         for (way, order) in [("read", "walk-read"), ("written", "walk-write")] {
             let [mut rates, mut ratios] = <[Vec<f64>; 2]>::default();
-            for _ in 0..FEW {
+            for _ in 0..SLOW_ROUNDS {
                 let memcpy = self.managed.ask(&format!("memcpy {bytes}"))?;
                 let walk = self.managed.ask(&format!("{order} {bytes}"))?;
                 rates.push(bytes as f64 / 1e9 / walk);

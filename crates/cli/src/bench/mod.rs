@@ -44,8 +44,8 @@ const CODECS_SIZE: u64 = 256 << 20;
 /// Bytes on the device of `bench checkpoint`.
 const SOFT_SIZE: u64 = 256 << 20;
 const GPU_SIZE: u64 = 4 << 30;
-/// Nothing takes longer than this between two results.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long may pass between two results.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Measure what kedge costs and how fast its devices are
 #[derive(Debug, Args)]
@@ -259,7 +259,7 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
     let soft_only = (args.what == What::Soft).then_some("bench soft");
     let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).map(|gpu| gpu.spec);
     let place = if args.native { Place::Native } else { Place::job(gpu()?) };
-    child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
+    child::probe(place, &[args.what.name().into()], RESULT_TIMEOUT, |line| {
         if let Ok(one) = serde_json::from_str::<Series>(line) {
             sink(one);
         }

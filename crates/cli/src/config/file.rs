@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 const SYSTEM: &str = "/etc/kedge/config.toml";
-/// A longer file is none of kedge's.
-const LONGEST: u64 = 1 << 20;
+/// Longest file that is read, in bytes: a longer one is none of kedge's.
+const MAX_FILE_LEN: u64 = 1 << 20;
 
 /// One option of one command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,9 +131,9 @@ fn read(path: &Path) -> Result<Option<String>, Failure> {
         return Err(failed("others can change it: `chmod go-w` it"));
     }
     let mut text = String::new();
-    let read = file.take(LONGEST + 1).read_to_string(&mut text);
+    let read = file.take(MAX_FILE_LEN + 1).read_to_string(&mut text);
     read.map_err(|error| failed(&error.to_string()))?;
-    if text.len() as u64 > LONGEST {
+    if text.len() as u64 > MAX_FILE_LEN {
         return Err(failed("longer than 1 MiB"));
     }
     Ok(Some(text))

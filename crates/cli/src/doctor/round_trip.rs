@@ -19,8 +19,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 const GROUP: &str = "checkpoints";
-/// A driver may have to start.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the program may take to answer: a driver may have to start.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The rights that checkpoints and restarts use here, and one of each kind of job. Devices are
 /// tried where a kernel `works` on them.
@@ -172,7 +172,7 @@ impl Counter {
     }
 
     fn hear(&mut self) -> Result<u64, String> {
-        match self.lines.recv_timeout(PATIENCE) {
+        match self.lines.recv_timeout(REPLY_TIMEOUT) {
             Ok(line) => line.trim().parse().map_err(|_| format!("it said `{line}`")),
             Err(_) => Err(self.failure()),
         }
@@ -184,7 +184,7 @@ impl Counter {
         end(&mut self.child);
         let Ok(status) = self.child.wait() else { return "it says nothing".to_owned() };
         let log = self.name.parse().map(last_words).unwrap_or_default();
-        let said = self.complaints.recv_timeout(PATIENCE).unwrap_or_default();
+        let said = self.complaints.recv_timeout(REPLY_TIMEOUT).unwrap_or_default();
         reason(&said, &log, status)
     }
 

@@ -13,8 +13,8 @@ use std::process::Command;
 use std::time::Duration;
 
 pub(super) const GROUP: &str = "runtimes";
-/// A runtime starts within some tens of milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the probe may take: a runtime starts within some tens of milliseconds.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) fn none() -> Check {
     let value = "none found: programs that nvcc links by default carry their own";
@@ -29,7 +29,7 @@ pub(super) fn start(path: &Path, gpu: &GpuSpec, works: bool) -> Check {
     }
     let mut report = None;
     let arguments = ["runtime".into(), path.as_os_str().to_owned()];
-    let result = probe(Place::job(gpu.clone()), &arguments, PATIENCE, |line| {
+    let result = probe(Place::job(gpu.clone()), &arguments, PROBE_TIMEOUT, |line| {
         report = serde_json::from_str::<RuntimeReport>(line).ok();
     });
     match (result, report) {

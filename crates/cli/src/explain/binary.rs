@@ -21,8 +21,8 @@ const CONTAINER_HEADER: u64 = 16;
 /// The longest container that is looked at. Those of the largest libraries have some megabytes.
 const MAX_CONTAINER: u64 = 1 << 30;
 
-/// Zeros between two containers: compilers align them.
-const LARGEST_GAP: u64 = 64 << 10;
+/// Most zeros between two containers: compilers align them.
+const MAX_GAP: u64 = 64 << 10;
 
 #[derive(Debug, Error)]
 pub(super) enum BinaryError {
@@ -191,7 +191,7 @@ impl Range {
             if header[..8] == [0; 8] {
                 at += 8;
                 gap += 8;
-                if gap > LARGEST_GAP {
+                if gap > MAX_GAP {
                     return Err(FatbinError::NotAContainer.into());
                 }
                 continue;

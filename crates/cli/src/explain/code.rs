@@ -10,8 +10,8 @@ use std::fmt;
 const CAPABILITIES: [u32; 20] =
     [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
 
-/// Bytes of the largest cubin that may have no code: nvcc links one into each program.
-const LARGEST_EMPTY: u64 = 16 << 10;
+/// Longest cubin that may have no code, in bytes: nvcc links one into each program.
+const MAX_EMPTY_LEN: u64 = 16 << 10;
 
 /// The architecture that code was compiled for, as in `sm_90a` and `compute_100f`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,7 +93,7 @@ impl Module {
                     }
                 }
                 ImageKind::Elf => {
-                    let looks = kernels || image.size <= LARGEST_EMPTY;
+                    let looks = kernels || image.size <= MAX_EMPTY_LEN;
                     let cubin = looks.then(|| image.data()).transpose()?;
                     // A cubin that cannot be parsed counts as code.
                     let cubin = cubin.and_then(|data| Cubin::parse(&data).ok());

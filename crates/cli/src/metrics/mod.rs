@@ -40,11 +40,11 @@ pub(crate) struct MetricsArgs {
     every: Option<Time>,
 }
 
-/// Between two times that a file is written.
-const SHORTEST: Duration = Duration::from_secs(1);
+/// Shortest time between two writes of a file.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &MetricsArgs) -> Result<(), Failure> {
-    if args.every.is_some_and(|Time(every)| every < SHORTEST) {
+    if args.every.is_some_and(|Time(every)| every < MIN_INTERVAL) {
         return Err(Failure::of_usage("--every: give 1s or more"));
     }
     let jobs = Jobs::open()?;

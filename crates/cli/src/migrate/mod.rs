@@ -68,9 +68,10 @@ pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(50);
 /// Rounds, at most, likewise.
 pub(crate) const ROUNDS: u32 = 8;
 
-/// Between a move that could not be and the next try, at first and at last.
-const AGAIN: Duration = Duration::from_secs(5);
-const AGAIN_MOST: Duration = Duration::from_secs(300);
+/// Time between a move that could not be and the next try, at first.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Longest time between two tries: each waits twice as long as the one before.
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Move a running job elsewhere: its devices, or all of it
 #[derive(Debug, Args)]
@@ -144,7 +145,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
         JobLog::open(&jobs.log_path(&args.job), who).ok()
     });
     let mut voice = Voice { args, log, noted: String::new(), printed: Ok(()) };
-    let (mut when, mut pause) = (args.when, AGAIN);
+    let (mut when, mut pause) = (args.when, RETRY_INTERVAL);
     loop {
         when::wait(when, &mover, &args.to, |waiting| voice.waits(waiting));
         if let When::In(_) = when {
@@ -163,7 +164,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
             Err(error @ (AskError::Failed(_) | AskError::Silent { .. })) if args.keep_trying => {
                 voice.fails(&error.to_string(), pause);
                 mover.sleep(pause);
-                pause = (pause * 2).min(AGAIN_MOST);
+                pause = (pause * 2).min(MAX_RETRY_INTERVAL);
             }
             Err(error) => {
                 voice.note(&format!("--move-to {}: not tried again: {error}", args.to));

@@ -20,13 +20,14 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_secs(1);
 /// Between two looks at it.
 const LOOK: Duration = Duration::from_millis(100);
-/// For a proxy to say what it has been asked for, and the longest that it says, bytes.
+/// How long a proxy may take to say what it has been asked for.
 const ANSWER: Duration = Duration::from_millis(250);
-const LONGEST: usize = 256 << 10;
+/// Longest reply of a proxy, in bytes.
+const MAX_REPLY_LEN: usize = 256 << 10;
 /// Between two tries whether devices are free: each starts a program on them.
 const TRY: Duration = Duration::from_secs(5);
-/// For that program to say what it has found.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long that program may take to say what it has found.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A job that is about to begin has begun within this.
 const BEGINNING: Duration = Duration::from_secs(60);
 /// What may be taken of a free device: the driver's own, and that of who looks.
@@ -171,7 +172,7 @@ pub(crate) fn wait(when: When, mover: &Mover<'_>, to: &str, mut tell: impl FnMut
 pub(crate) fn is_free(to: &str) -> Result<u64, String> {
     let gpu: GpuSpec = to.parse().map_err(|bad| format!("{bad}"))?;
     let mut rooms: Vec<Room> = Vec::new();
-    child::probe(Place::job(gpu), &["room".into()], PATIENCE, |line| {
+    child::probe(Place::job(gpu), &["room".into()], PROBE_TIMEOUT, |line| {
         rooms.extend(serde_json::from_str::<Room>(line));
     })?;
     match rooms.iter().position(|room| !has_room(room)) {
@@ -208,7 +209,7 @@ fn read(mut stream: &UnixStream) -> io::Result<(u64, u64)> {
     stream.set_read_timeout(Some(ANSWER))?;
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
-    let mut bytes = vec![0; (u32::from_le_bytes(length) as usize).min(LONGEST)];
+    let mut bytes = vec![0; (u32::from_le_bytes(length) as usize).min(MAX_REPLY_LEN)];
     stream.read_exact(&mut bytes)?;
     let usage = Usage::read(&bytes).ok_or(io::ErrorKind::InvalidData)?;
     Ok((usage.launches, usage.copies))

@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Nothing takes longer than this between two results.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long may pass between two results.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Sessions that are opened, and moves of one kind.
 const SESSIONS: usize = 7;
 const MOVES: usize = 3;
@@ -72,9 +72,9 @@ impl Uses {
             }
         };
         for _ in 0..SESSIONS {
-            child::probe(Place::job(gpu.clone()), &["session".into()], PATIENCE, &mut take)?;
+            child::probe(Place::job(gpu.clone()), &["session".into()], RESULT_TIMEOUT, &mut take)?;
         }
-        child::probe(Place::job(gpu.clone()), &["uses".into()], PATIENCE, &mut take)?;
+        child::probe(Place::job(gpu.clone()), &["uses".into()], RESULT_TIMEOUT, &mut take)?;
         Ok(Uses::shortest(all))
     }
 

@@ -21,8 +21,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Longest file that is read, bytes.
-const LONGEST: u64 = 16 << 20;
+/// Longest file that is read, in bytes.
+const MAX_FILE_LEN: u64 = 16 << 20;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -108,7 +108,7 @@ fn read<T: DeserializeOwned>(path: &Path, made_by: &str) -> Result<T, Failure> {
     let said = |why: String| Failure::new(format!("{}: {why}", path.display()));
     let mut text = Vec::new();
     let file = File::open(path).map_err(|error| said(error.to_string()))?;
-    file.take(LONGEST).read_to_end(&mut text).map_err(|error| said(error.to_string()))?;
+    file.take(MAX_FILE_LEN).read_to_end(&mut text).map_err(|error| said(error.to_string()))?;
     serde_json::from_slice(&text)
         .map_err(|error| said(format!("not what `{made_by}` writes: {error}")))
 }

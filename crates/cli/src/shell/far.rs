@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 
 /// The end that holds the streams says so when it is connected.
 const READY: &[u8] = b"kedge: the remote shell is there\n";
-/// Longest request: a command may have 128 KiB, and JSON takes more for some of them.
-const LONGEST: u64 = 1 << 20;
+/// Longest request, in bytes: a command may have 128 KiB, and JSON takes more for some of them.
+const MAX_REQUEST_LEN: u64 = 1 << 20;
 /// How long the near end is tried to be reached.
 const REACHES: Duration = Duration::from_secs(10);
 /// What the near end may send the command. Numbers are those of all Linux machines.
@@ -56,7 +56,7 @@ impl Told {
 /// Started by sshd: has the part be started, and returns when that is there, or has failed.
 pub(super) fn begin() -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
-    io::stdin().take(LONGEST).read_to_end(&mut text)?;
+    io::stdin().take(MAX_REQUEST_LEN).read_to_end(&mut text)?;
     let Request { launch, streams, command } = serde_json::from_slice(&text)
         .map_err(|_| Failure::new("the host that has started this has another version of kedge"))?;
     let key = launch.key.clone();

@@ -4,8 +4,8 @@
 use super::bytes::Bytes;
 use std::io;
 
-/// Bytes of a stream in one frame, at most.
-pub(crate) const MOST: usize = 64 << 10;
+/// Most bytes of a stream in one frame.
+pub(crate) const MAX_DATA_LEN: usize = 64 << 10;
 /// Bytes of one stream that may be on their way, or wait at the other end for whoever reads them.
 pub(crate) const WINDOW: usize = 1 << 20;
 const HEAD: usize = 5;
@@ -102,7 +102,7 @@ impl Decoder {
             return Ok(None);
         };
         let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
-        if length > MOST {
+        if length > MAX_DATA_LEN {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
@@ -144,7 +144,7 @@ mod tests {
             Frame::End(Stream::Out),
             Frame::Signal(15),
             Frame::Taken(Stream::Err, 70_000),
-            Frame::Data(Stream::Out, vec![7; MOST]),
+            Frame::Data(Stream::Out, vec![7; MAX_DATA_LEN]),
             Frame::Exit(255),
             Frame::GroupSignal(2),
             Frame::Heard(1 << 40),
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_refused() {
-        let too_long = [&[0][..], &(MOST as u32 + 1).to_le_bytes()].concat();
+        let too_long = [&[0][..], &(MAX_DATA_LEN as u32 + 1).to_le_bytes()].concat();
         let taken = [6, 4, 0, 0, 0, 0, 1, 0, 0];
         let (kind, stream, empty) = ([11, 0, 0, 0, 0], [3, 1, 0, 0, 0, 3], [4, 0, 0, 0, 0]);
         let (short, full) = ([8, 1, 0, 0, 0, 1], [10, 1, 0, 0, 0, 1]);

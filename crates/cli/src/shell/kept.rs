@@ -6,9 +6,10 @@
 use super::bytes::Bytes;
 use super::frame::{Frame, WINDOW};
 
-/// So many bytes of frames are kept at most: what is read, and what is said besides.
-const MOST: usize = 8 * WINDOW;
-/// So many before streams are not read any more. A frame may be six times the byte that it carries.
+/// Most bytes of frames that are kept: what is read, and what is said besides.
+const MAX_KEPT: usize = 8 * WINDOW;
+/// Bytes of kept frames from which on streams are not read any more. A frame may be six times the
+/// byte that it carries.
 const READ: usize = 2 * WINDOW;
 /// After so many bytes of frames the other end is told that they were heard.
 const TOLD: u64 = WINDOW as u64 / 4;
@@ -69,7 +70,7 @@ impl Kept {
     /// Keeps frames that were sealed; returns whether there is room for them.
     pub(super) fn seal(&mut self, frames: &[u8]) -> bool {
         self.said.end().extend_from_slice(frames);
-        self.said.len() <= MOST
+        self.said.len() <= MAX_KEPT
     }
 
     /// Goes on behind the first `heard` bytes: returns the frames to be said again, unless the
@@ -134,7 +135,7 @@ mod tests {
         // It counts anew what is sealed anew.
         assert!(kept.seal(b"ef") && kept.hears(6) && kept.unheard().is_empty());
         assert!(kept.seal(&vec![0; READ - 1]) && kept.has_room());
-        assert!(kept.seal(&vec![0; MOST - READ + 1]) && !kept.has_room() && !kept.seal(b"x"));
+        assert!(kept.seal(&vec![0; MAX_KEPT - READ + 1]) && !kept.has_room() && !kept.seal(b"x"));
         assert_eq!(other.count(TOLD - 1), None);
         assert_eq!(other.count(1), Some(Frame::Heard(TOLD)));
         assert_eq!(other.count(5), None);

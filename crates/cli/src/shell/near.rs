@@ -32,9 +32,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks, or two questions.
+/// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
-const LONGER: Duration = Duration::from_millis(100);
+/// Time between two questions to the job's supervisor.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How long the job's supervisor may fail to answer.
 const SILENT: Duration = Duration::from_secs(10);
 /// How long the other end, and ssh's end, may come after one another.
@@ -172,7 +173,7 @@ fn ask(control: &Path, toward: Option<String>) -> Result<(UnixStream, Launch), S
             }
             Err(_) => {}
         }
-        thread::sleep(LONGER);
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 

@@ -5,7 +5,7 @@
 //! they have: ssh has carried it.
 
 use super::bytes::Bytes;
-use super::frame::{Decoder, Frame, MOST, Stream, WINDOW, put_data};
+use super::frame::{Decoder, Frame, MAX_DATA_LEN, Stream, WINDOW, put_data};
 use super::kept::Kept;
 use super::sink::Sink;
 use kedge_keys::{PSK_BYTES, PskChannel, PskEnd};
@@ -135,7 +135,7 @@ impl Relay {
             sinks: Vec::new(),
             told: Vec::new(),
             written: 0,
-            buffer: vec![0; 2 * MOST],
+            buffer: vec![0; 2 * MAX_DATA_LEN],
             closed: None,
         })
     }
@@ -406,7 +406,7 @@ impl Relay {
         let mut ended = Vec::new();
         let each = self.sources.iter_mut().zip(ready);
         for (source, _) in each.filter(|(_, ready)| !ready.is_empty()) {
-            let most = source.room.min(MOST).min(source.left.unwrap_or(MOST));
+            let most = source.room.min(MAX_DATA_LEN).min(source.left.unwrap_or(MAX_DATA_LEN));
             match rustix::io::read(&source.fd, &mut self.buffer[..most]) {
                 Ok(0) => ended.push(source.stream),
                 Ok(read) => {

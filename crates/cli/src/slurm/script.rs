@@ -7,8 +7,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The longest script; Slurm itself takes 4 MiB unless it is told otherwise.
-const LONGEST: u64 = 64 << 20;
+/// Longest script, in bytes; Slurm itself takes 4 MiB unless it is told otherwise.
+const MAX_SCRIPT_LEN: u64 = 64 << 20;
 
 /// Reads a batch script.
 ///
@@ -20,9 +20,9 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 fn read_of(file: &File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    file.take(LONGEST + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        let words = format!("a script of more than {LONGEST} bytes");
+    file.take(MAX_SCRIPT_LEN + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_SCRIPT_LEN {
+        let words = format!("a script of more than {MAX_SCRIPT_LEN} bytes");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, words));
     }
     Ok(text)

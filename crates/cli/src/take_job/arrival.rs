@@ -23,9 +23,10 @@ const SILENCE: Duration = Duration::from_secs(600);
 const ARRIVES: &str = "arrives";
 /// Opens no link (open(2)).
 const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-/// Images that a move brings, and files of one.
-const MOST_IMAGES: usize = 1000;
-const MOST_FILES: usize = 100_000;
+/// Most images that a move brings.
+const MAX_IMAGES: usize = 1000;
+/// Most files of one image.
+const MAX_FILES: usize = 100_000;
 
 /// A job that arrives.
 #[derive(Debug)]
@@ -164,8 +165,8 @@ impl Arrival {
         if !is_plain(name) || !name.starts_with(&format!("{}.m", self.job)) {
             return Err(format!("`{name}` is no name of an image of {}", self.job));
         }
-        if self.images.len() == MOST_IMAGES {
-            return Err(format!("it has brought {MOST_IMAGES} images already"));
+        if self.images.len() == MAX_IMAGES {
+            return Err(format!("it has brought {MAX_IMAGES} images already"));
         }
         if self.images.is_empty() {
             let own =
@@ -214,7 +215,7 @@ impl Arrival {
 
     fn create(&mut self, name: &str) -> Result<(File, PathBuf), String> {
         let folder = self.images.last().ok_or("no image has begun")?;
-        if !is_plain(name) || self.files == MOST_FILES || folder.join(MANIFEST).exists() {
+        if !is_plain(name) || self.files == MAX_FILES || folder.join(MANIFEST).exists() {
             return Err(format!("`{name}` is no file of an image"));
         }
         self.files += 1;

@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Longest answer, bytes.
-const LONGEST: usize = 256 << 10;
-/// Connections at a time: half of the descriptors that a process has as a rule.
-const MOST: usize = 500;
+/// Longest reply, in bytes.
+const MAX_REPLY_LEN: usize = 256 << 10;
+/// Most connections at a time: half of the descriptors that a process usually may have.
+const MAX_CONNECTIONS: usize = 500;
 
 /// A question that is under way: the answer is a length in four bytes, little-endian, and that
 /// much.
@@ -43,7 +43,7 @@ impl<K: Ord + Clone> Asking<K> {
 
     /// Has `ask` ask about `about`, unless that is asked already.
     pub(crate) fn ask(&mut self, about: K, ask: impl FnOnce() -> std::io::Result<UnixStream>) {
-        if self.0.contains_key(&about) || self.0.len() >= MOST {
+        if self.0.contains_key(&about) || self.0.len() >= MAX_CONNECTIONS {
             return;
         }
         let asked = ask().and_then(|stream| stream.set_nonblocking(true).map(|()| stream));
@@ -102,7 +102,7 @@ impl Pending {
                 None => 4,
                 Some(length) => 4_usize.saturating_add(u32::from_le_bytes(*length) as usize),
             };
-            if wanted > LONGEST {
+            if wanted > MAX_REPLY_LEN {
                 return Some(Answer::None);
             }
             if self.got.len() >= wanted && wanted > 4 {
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn framed(bytes: &[u8]) -> Vec<u8> {
         [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
@@ -156,8 +156,8 @@ mod tests {
 
         asking.ask("waits", || panic!("it is asked already"));
         waiting.write_all(b"te").unwrap();
-        assert_eq!(asking.take(LONG)["waits"], Answer::Bytes(b"late".to_vec()));
-        assert!(asking.take(LONG).is_empty());
+        assert_eq!(asking.take(TIMEOUT)["waits"], Answer::Bytes(b"late".to_vec()));
+        assert!(asking.take(TIMEOUT).is_empty());
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
             asking.ask(1, || Ok(asks));
             answers.write_all(bytes).unwrap();
             drop(answers);
-            assert_eq!(asking.take(LONG)[&1], Answer::None);
+            assert_eq!(asking.take(TIMEOUT)[&1], Answer::None);
         }
     }
 
@@ -178,6 +178,6 @@ mod tests {
         let (asks, _answers) = UnixStream::pair().unwrap();
         asking.ask(1, || Ok(asks));
         asking.retain(|about| *about != 1);
-        assert!(asking.take(LONG).is_empty());
+        assert!(asking.take(TIMEOUT).is_empty());
     }
 }

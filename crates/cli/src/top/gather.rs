@@ -13,14 +13,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Answers that have not come by then are taken at a later look.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long replies are waited for; later ones are taken at a later look.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
 /// Who takes longer is told not to answer: a moment is nothing on a busy machine.
 const SLOW: Duration = Duration::from_millis(500);
-/// Between two counts that tell how often something is done; what is measured over less is noise.
-const SHORTEST: Duration = Duration::from_millis(200);
-/// Proxies of one job that are asked.
-const MOST_PROXIES: usize = 256;
+/// Shortest time between two counts that tell how often something is done; what is measured over
+/// less is noise.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
+/// Most proxies of one job that are asked.
+const MAX_PROXIES: usize = 256;
 /// Lines of the chosen job's log.
 const LINES: usize = 100;
 
@@ -101,7 +102,7 @@ impl Gatherer {
     fn sockets(&self, meta: &Meta) -> Vec<PathBuf> {
         let Ok(name) = meta.name.parse::<JobName>() else { return Vec::new() };
         let mut sockets = self.jobs.usage(&name);
-        sockets.truncate(MOST_PROXIES);
+        sockets.truncate(MAX_PROXIES);
         sockets
     }
 
@@ -121,7 +122,7 @@ impl Gatherer {
         for path in sockets.iter().flatten() {
             self.asking.ask(Whom::Proxy(path.clone()), || kedge_socket::address::connect(path));
         }
-        self.asking.take(PATIENCE)
+        self.asking.take(REPLY_TIMEOUT)
     }
 
     fn process(
@@ -246,7 +247,7 @@ fn processors(
     match before {
         // Another process of that number.
         Some((_, earlier, _)) if earlier > time => (now, time, None),
-        Some((at, earlier, _)) if now.duration_since(at) >= SHORTEST => {
+        Some((at, earlier, _)) if now.duration_since(at) >= MIN_INTERVAL => {
             let processors = (time - earlier).as_secs_f64() / now.duration_since(at).as_secs_f64();
             (now, time, Some(processors))
         }
@@ -266,7 +267,7 @@ fn counted(before: Option<Counted>, now: Counted) -> Counted {
         return now;
     };
     let time = now.at.duration_since(before.at);
-    if time < SHORTEST {
+    if time < MIN_INTERVAL {
         return before;
     }
     let rate = |count: u64| count as f64 / time.as_secs_f64();

@@ -72,13 +72,13 @@ pub(crate) struct TopArgs {
 }
 
 /// Shortest time between two looks.
-const SHORTEST: Duration = Duration::from_millis(200);
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
 /// Between the two looks that tell how often something is done, where there are no more than two.
 pub(crate) const MEASURED: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     let Time(interval) = args.interval;
-    if interval < SHORTEST {
+    if interval < MIN_INTERVAL {
         return Err(Failure::of_usage("--interval: give 200ms or more"));
     }
     let jobs = Jobs::open()?;

@@ -1,6 +1,6 @@
 //! The files of a job's proxies become one trace.
 
-use super::{Kind, LONGEST_LINE, Line, Span, Table, Wanted};
+use super::{Kind, Line, MAX_LINE_LEN, Span, Table, Wanted};
 use crate::told;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -9,12 +9,12 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Lanes of one process that have a name; what comes beyond has its number alone.
-const MOST_LANES: usize = 10_000;
+/// Most lanes of one process that have a name; what comes beyond has its number alone.
+const MAX_LANES: usize = 10_000;
 /// In a trace, streams are threads: with numbers that no thread of Linux has.
 const STREAMS: u64 = 1 << 24;
-/// Streams of one device. The numbers stay below 2^31.
-const MOST_STREAMS: u64 = 1 << 24;
+/// Most streams of one device. The numbers stay below 2^31.
+const MAX_STREAMS: u64 = 1 << 24;
 /// As the thread of pauses.
 const PAUSES: u64 = STREAMS - 1;
 
@@ -87,7 +87,7 @@ fn one<W: Write>(
     merged: &mut Merged,
 ) -> io::Result<()> {
     // No honest file is longer.
-    let mut lines = BufReader::new(file.take(limit.saturating_add(LONGEST_LINE as u64)));
+    let mut lines = BufReader::new(file.take(limit.saturating_add(MAX_LINE_LEN as u64)));
     let (mut process, mut lanes, mut text) = (0, BTreeSet::new(), Vec::new());
     loop {
         match line_of(&mut lines, &mut text) {
@@ -102,7 +102,7 @@ fn one<W: Write>(
             continue;
         }
         let line =
-            if text.len() > LONGEST_LINE { None } else { serde_json::from_slice(&text).ok() };
+            if text.len() > MAX_LINE_LEN { None } else { serde_json::from_slice(&text).ok() };
         match line {
             Some(Line::Client { client, program }) => {
                 process = client;
@@ -112,7 +112,7 @@ fn one<W: Write>(
             }
             Some(Line::Span(span)) => {
                 let lane = lane(&span);
-                if lanes.len() < MOST_LANES && lanes.insert(lane) {
+                if lanes.len() < MAX_LANES && lanes.insert(lane) {
                     let name = json!({ "name": lane_name(&span) });
                     output.name("thread_name", process, lane, &name)?;
                 }
@@ -133,8 +133,8 @@ fn one<W: Write>(
 /// rest. Returns how many bytes of it are there; 0 at the end.
 fn line_of(lines: &mut impl BufRead, text: &mut Vec<u8>) -> io::Result<usize> {
     text.clear();
-    let read = lines.by_ref().take(LONGEST_LINE as u64 + 1).read_until(b'\n', text)?;
-    if read > LONGEST_LINE && text.last() != Some(&b'\n') {
+    let read = lines.by_ref().take(MAX_LINE_LEN as u64 + 1).read_until(b'\n', text)?;
+    if read > MAX_LINE_LEN && text.last() != Some(&b'\n') {
         lines.skip_until(b'\n')?;
     }
     Ok(read)
@@ -147,7 +147,7 @@ fn lane(span: &Span) -> u64 {
         (Kind::Call, _) | (_, None) => span.lane % PAUSES,
         (_, Some(device)) => {
             let device = u64::from(device % kedge_cuda_types::arena::MAX_DEVICES);
-            STREAMS + device * MOST_STREAMS + span.lane % MOST_STREAMS
+            STREAMS + device * MAX_STREAMS + span.lane % MAX_STREAMS
         }
     }
 }
@@ -215,10 +215,10 @@ mod tests {
 
     #[test]
     fn a_line_without_an_end_takes_no_memory() {
-        let long = [vec![b'x'; 64 * LONGEST_LINE], b"\nnext\n".to_vec()].concat();
+        let long = [vec![b'x'; 64 * MAX_LINE_LEN], b"\nnext\n".to_vec()].concat();
         let (mut lines, mut text) = (&long[..], Vec::new());
-        assert!(line_of(&mut lines, &mut text).unwrap() > LONGEST_LINE);
-        assert!(text.capacity() < 4 * LONGEST_LINE, "{}", text.capacity());
+        assert!(line_of(&mut lines, &mut text).unwrap() > MAX_LINE_LEN);
+        assert!(text.capacity() < 4 * MAX_LINE_LEN, "{}", text.capacity());
         assert_eq!((line_of(&mut lines, &mut text).unwrap(), &*text), (5, &b"next\n"[..]));
         assert_eq!(line_of(&mut lines, &mut text).unwrap(), 0);
     }

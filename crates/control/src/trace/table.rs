@@ -4,8 +4,8 @@ use super::{Kind, Span};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Names that are told apart; what has another counts as `(others)`.
-const MOST: usize = 10_000;
+/// Most names that are told apart; what has another counts as `(others)`.
+const MAX_NAMES: usize = 10_000;
 const OTHERS: &str = "(others)";
 
 /// All that had one name.
@@ -37,7 +37,7 @@ impl Table {
     pub fn add(&mut self, span: &Span) {
         let took = span.end.saturating_sub(span.begin);
         let key = (span.kind, span.name.clone());
-        let full = self.rows.len() >= MOST && !self.rows.contains_key(&key);
+        let full = self.rows.len() >= MAX_NAMES && !self.rows.contains_key(&key);
         let key = if full { (span.kind, OTHERS.to_owned()) } else { key };
         let row = Row { count: 0, total: 0, min: u64::MAX, max: 0, bytes: 0 };
         let row = self.rows.entry(key).or_insert(row);
@@ -83,12 +83,12 @@ mod tests {
     #[test]
     fn there_are_only_so_many_names() {
         let mut table = Table::default();
-        for number in 0..MOST + 5 {
+        for number in 0..MAX_NAMES + 5 {
             table.add(&span(Kind::Kernel, &number.to_string(), 0, 1));
         }
         table.add(&span(Kind::Kernel, "7", 0, 1));
         let rows = table.of(Kind::Kernel);
         let count = |name| rows.iter().find(|row| row.0 == name).map(|row| row.1.count);
-        assert_eq!((rows.len(), count(OTHERS), count("7")), (MOST + 1, Some(5), Some(2)));
+        assert_eq!((rows.len(), count(OTHERS), count("7")), (MAX_NAMES + 1, Some(5), Some(2)));
     }
 }

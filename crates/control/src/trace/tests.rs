@@ -73,7 +73,7 @@ fn a_limit_is_kept_and_what_is_left_out_is_counted() {
     let limit = RESERVE + 1000;
     let mut writer = Writer::create(&folder.0, limit, 1, "a").unwrap();
     for begin in 0..100 {
-        writer.span(span(Kind::Kernel, &"k".repeat(2 * LONGEST_NAME), begin));
+        writer.span(span(Kind::Kernel, &"k".repeat(2 * MAX_NAME_LEN), begin));
         writer.span(span(Kind::Kernel, "short", begin));
         writer.flush();
     }
@@ -130,7 +130,7 @@ fn files_of_others_hide_nothing() {
     let wild = format!(
         "{{\"kind\":\"kernel\",\"name\":\"\\u0000\",\"begin\":{huge},\"end\":0,\"lane\":{huge},\"device\":9999}}\n\
          {{\"left\":{huge}}}\n{{\"left\":{huge}}}\n\n{{\"kind\":\"call\",\"name\":7}}\n{}\n\u{fffd}",
-        "x".repeat(2 * LONGEST_LINE)
+        "x".repeat(2 * MAX_LINE_LEN)
     );
     fs::write(named("2.jsonl"), wild).unwrap();
     let (merged, trace) = folder.merged(1 << 20);

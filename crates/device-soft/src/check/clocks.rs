@@ -10,9 +10,9 @@ use std::collections::HashMap;
 
 /// Warps of a block at most.
 const WARPS: usize = 32;
-/// Words through which threads may order what they do, each with a clock of its own. Beyond that,
-/// all further ones have one together.
-const MOST_WORDS: usize = 1 << 12;
+/// Most words through which threads may order what they do that have a clock of their own. All
+/// further ones have one together.
+const MAX_WORDS: usize = 1 << 12;
 
 /// By warp: what is known of it.
 type Clock = [u32; WARPS];
@@ -308,7 +308,7 @@ impl Clocks {
         if released[warp] == 0 {
             return;
         }
-        let full = self.words.len() >= MOST_WORDS && !self.words.contains_key(&word);
+        let full = self.words.len() >= MAX_WORDS && !self.words.contains_key(&word);
         match full {
             true => join(&mut self.other_words, &released),
             false => join(self.words.entry(word).or_default(), &released),

@@ -30,8 +30,8 @@ pub struct Check {
     pub unused: bool,
 }
 
-/// Places that are kept; of more, their number.
-const MOST: usize = 1000;
+/// Most findings that are kept; further ones are only counted.
+const MAX_FINDINGS: usize = 1000;
 
 /// The findings of one client.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl Checker {
                 let count = &mut findings.list[at].count;
                 *count = count.saturating_add(finding.count);
             }
-            None if findings.list.len() >= MOST => findings.more += 1,
+            None if findings.list.len() >= MAX_FINDINGS => findings.more += 1,
             None => {
                 places.insert(key, findings.list.len());
                 findings.list.push(finding);
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn findings_are_bounded() {
         let checker = Checker::new(Check::default(), 1).unwrap();
-        (0..MOST as u32 + 5).for_each(|line| checker.add(race(line, 1, true)));
+        (0..MAX_FINDINGS as u32 + 5).for_each(|line| checker.add(race(line, 1, true)));
         let found = checker.news().unwrap();
-        assert_eq!((found.list.len(), found.more), (MOST, 5));
+        assert_eq!((found.list.len(), found.more), (MAX_FINDINGS, 5));
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// Bytes of a cell, the unit in which accesses are remembered.
 const CELL: u64 = 4;
-/// Findings of one block that are kept apart.
-const MOST: usize = 256;
+/// Most findings of one block that are kept apart.
+const MAX_FINDINGS: usize = 256;
 
 /// An access as its instruction makes it, of one lane.
 #[derive(Debug, Clone, Copy)]
@@ -290,7 +290,7 @@ impl Watch {
 
     /// Keeps a finding, or counts it where there is one of the same places.
     fn keep(&mut self, key: (FindingKind, u32, u32), draft: impl FnOnce() -> Draft) {
-        let full = self.found.len() >= MOST;
+        let full = self.found.len() >= MAX_FINDINGS;
         let (kind, one, other) = key;
         match self.found.entry((kind, one.max(other), one.min(other))) {
             Entry::Occupied(mut known) => known.get_mut().count += 1,

@@ -41,9 +41,9 @@ pub(super) struct Context {
 /// is no L2, and no context runs beside graphics.
 type Limits = [u64; CIG_FALLBACK as usize];
 
-/// An interpreter's frames are not compacted as compiled ones are: a thread gets no less than this
-/// however small the program's limit is.
-const LEAST_STACK: u64 = 64 << 10;
+/// Smallest stack of a thread, in bytes, however small the program's limit is: an interpreter's
+/// frames are not compacted as compiled ones are.
+const MIN_STACK_SIZE: u64 = 64 << 10;
 const DEFAULT_LIMITS: Limits = [
     spec::DEFAULT_STACK as u64,
     1 << 20,
@@ -175,7 +175,7 @@ impl Context {
 
     /// Bytes of local memory that a thread may use.
     pub(super) fn stack_limit(&self) -> u32 {
-        let stack = lock(&self.limits)[STACK_SIZE].max(LEAST_STACK);
+        let stack = lock(&self.limits)[STACK_SIZE].max(MIN_STACK_SIZE);
         u32::try_from(stack).unwrap_or(u32::MAX).min(spec::MAX_LOCAL)
     }
 }

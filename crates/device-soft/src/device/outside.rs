@@ -12,8 +12,8 @@ const BASE: u64 = 0x2D00_0000_0000;
 const LEN: u64 = 64 << 30;
 /// A client maps its shadow of a managed variable by pages: none is shared with another's.
 const GRAIN: u64 = PAGE;
-/// Of a process's addresses.
-const HIGHEST: u64 = 1 << 47;
+/// End of a process's addresses.
+const ADDRESS_END: u64 = 1 << 47;
 
 /// The ranges of this process that are such memory. What is mapped stays until the end.
 pub(super) struct Outside {
@@ -63,7 +63,7 @@ impl Outside {
 
     /// Maps the pages of a range that are not mapped yet.
     fn map(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
-        let end = addr.checked_add(size).filter(|end| *end <= HIGHEST);
+        let end = addr.checked_add(size).filter(|end| *end <= ADDRESS_END);
         let end = end.ok_or(CuError::INVALID_VALUE)?;
         let (first, last) = (addr / PAGE * PAGE, end.next_multiple_of(PAGE));
         if !self.mapped.overlap(first, last - first) {

@@ -319,7 +319,7 @@ impl Warp {
     /// fragment has come to; `pc` is the next instruction.
     pub(super) fn fall_asleep(&mut self, inst: &Inst, mask: u32, pc: u32) {
         // SAFETY: op[0] is a 32-bit source.
-        let wanted = unsafe { *self.row32(inst.op[0]) }.map(|t| t.min(LONGEST_SLEEP));
+        let wanted = unsafe { *self.row32(inst.op[0]) }.map(|t| t.min(MAX_SLEEP));
         let now = Instant::now();
         self.current.pc = pc;
         // The lanes that the guard leaves out go on, and one fragment for each length sleeps.
@@ -340,8 +340,8 @@ impl Warp {
     }
 }
 
-/// The longest `nanosleep`, nanoseconds (PTX ISA: one millisecond).
-const LONGEST_SLEEP: u32 = 1_000_000;
+/// Longest `nanosleep`, in nanoseconds (PTX ISA: one millisecond).
+const MAX_SLEEP: u32 = 1_000_000;
 
 /// The lanes of `mask` for which `f` holds.
 #[inline(always)]

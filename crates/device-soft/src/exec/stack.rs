@@ -13,9 +13,10 @@ use crate::fault::FaultKind;
 use crate::spec::WARP;
 use kedge_ptx::ast::{Operand, Type};
 
-/// What `alloca` aligns to if it does not say, and to what most.
+/// Alignment of `alloca` where it names none, in bytes.
 const ALIGN: u64 = 8;
-const LARGEST_ALIGN: u64 = 1 << 16;
+/// Largest alignment that `alloca` may name, in bytes.
+const MAX_ALIGN: u64 = 1 << 16;
 
 /// This family's selector.
 pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
@@ -31,7 +32,7 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
             match query.operand(2) {
                 Some(Operand::Int(align)) => {
                     let align = *align as u64;
-                    if !align.is_power_of_two() || align > LARGEST_ALIGN {
+                    if !align.is_power_of_two() || align > MAX_ALIGN {
                         return None;
                     }
                     args.push(Imm);

@@ -14,9 +14,9 @@ use kedge_ptx::ast::Instruction;
 use std::collections::HashMap;
 
 /// Fewest products that are worth it.
-const FEWEST: usize = 2;
+const MIN_PRODUCTS: usize = 2;
 /// Most nodes from one strip to the other.
-const FARTHEST: usize = 16;
+const MAX_DISTANCE: usize = 16;
 
 /// What an instruction that is no load may be part of.
 pub(super) fn role(instruction: &Instruction) -> Role {
@@ -89,7 +89,7 @@ impl Factor {
 /// few instructions that compute, and leave its base as it is.
 fn second_strip(nodes: &[Node], landing: &[bool], at: usize) -> Option<usize> {
     let base = *nodes[at].operands.last()?;
-    for next in at + 1..nodes.len().min(at + FARTHEST) {
+    for next in at + 1..nodes.len().min(at + MAX_DISTANCE) {
         let node = &nodes[next];
         if landing[next] {
             return None;
@@ -122,7 +122,7 @@ fn dot_at(
     let chain = nodes.get(at + 1..at + len)?;
     let whole = !landing[at + 1..at + len].contains(&true);
     let alike = first.bytes == second.bytes && second.offsets.len() == count;
-    if count < FEWEST || !whole || !alike {
+    if count < MIN_PRODUCTS || !whole || !alike {
         return None;
     }
     let mut pairs = Vec::with_capacity(2 * count);

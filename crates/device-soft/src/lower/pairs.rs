@@ -12,7 +12,7 @@ use crate::exec::{Handlers, Level};
 use kedge_ptx::ast::Instruction;
 
 /// Most nodes from a step to the next.
-const FARTHEST: usize = 16;
+const MAX_DISTANCE: usize = 16;
 
 /// What an instruction may be part of.
 pub(super) fn role(instruction: &Instruction) -> Role {
@@ -94,7 +94,7 @@ fn pair_at(
     if !once[between.0 as usize] {
         return None;
     }
-    for next in at + 1..nodes.len().min(at + FARTHEST) {
+    for next in at + 1..nodes.len().min(at + MAX_DISTANCE) {
         let node = &nodes[next];
         if landing[next] || node.flow != NodeFlow::Next {
             return None;

@@ -65,8 +65,8 @@ fn steady_operand(operand: &Operand) -> bool {
     }
 }
 
-/// Most instructions that loops give: each result has a slot of its own from then on.
-const MOST_OF_LOOPS: usize = 64;
+/// Most instructions that are hoisted from loops: each result has a slot of its own from then on.
+const MAX_FROM_LOOPS: usize = 64;
 
 /// Moves what is steady to the kernel's front: of its first stretch, up to a label or a branch, and
 /// of its loops, with all that this is computed from. `labels`, the nodes that labels stand before,
@@ -77,7 +77,7 @@ pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize)
     let start = branch.min(label).min(nodes.len());
     let steady = steady(nodes, registers);
     let mut moved = wanted(nodes, &steady, registers, start, &loops(nodes, labels));
-    if moved[start..].iter().filter(|moved| **moved).count() > MOST_OF_LOOPS {
+    if moved[start..].iter().filter(|moved| **moved).count() > MAX_FROM_LOOPS {
         moved[start..].fill(false);
     }
     let len = moved.iter().filter(|moved| **moved).count() as u32;

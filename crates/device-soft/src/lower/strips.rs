@@ -12,7 +12,7 @@ use std::collections::HashSet;
 /// How far a load may move.
 const REACH: usize = 192;
 /// Offsets lie between minus and plus this.
-const FARTHEST: i64 = 1 << 28;
+const MAX_OFFSET: i64 = 1 << 28;
 
 /// Joins loads, for the level that gains from it; `labels`, the nodes that labels stand before,
 /// follow.
@@ -72,7 +72,7 @@ fn base_of(node: &Node) -> Option<VReg> {
     let load = node.load()?;
     let offset = node.imm as i64;
     let bytes = (u64::from(load.element) * u64::from(load.count)) as i64;
-    let fits = node.guard.is_none() && offset.abs() < FARTHEST && offset % bytes == 0;
+    let fits = node.guard.is_none() && offset.abs() < MAX_OFFSET && offset % bytes == 0;
     match node.operands.last() {
         Some(Opnd::Use(base)) if fits && node.written().all(|to| to != *base) => Some(*base),
         _ => None,

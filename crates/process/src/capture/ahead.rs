@@ -22,8 +22,8 @@ const LOOKS: usize = 8;
 /// The part of what was written that may have changed meanwhile; if it is more, the clone is
 /// cheaper.
 const PART: u64 = 2;
-/// So little says nothing about that.
-const FEW: u64 = 128 << 20;
+/// Fewest bytes written that say anything about that.
+const MIN_WRITTEN: u64 = 128 << 20;
 
 /// The file of what was written. It goes away with this, unless it is finished.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Ahead {
 /// Whether so much of the chunks has changed since it was protected that a clone is cheaper.
 fn changes_too_fast(pages: &mut Pages, written: &[Chunk]) -> std::io::Result<bool> {
     let bytes = written.iter().map(Chunk::length).sum::<u64>();
-    if bytes < FEW {
+    if bytes < MIN_WRITTEN {
         return Ok(false);
     }
     let runs: Vec<Run> = written.iter().map(|c| (c.address(), c.address() + c.length())).collect();

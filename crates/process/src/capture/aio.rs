@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 /// So long no request may end before none is believed to be under way, if no disk is at work.
 const QUIET: Duration = Duration::from_millis(10);
 /// The same where a disk is: others may keep it busy.
-const LONG: Duration = Duration::from_secs(1);
-/// The longest wait.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DISK_QUIET: Duration = Duration::from_secs(1);
+/// How long requests may take to end.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(1);
 
 /// Waits until requests that are under way have ended: those to files end by themselves. The kernel
@@ -45,10 +45,10 @@ pub(super) fn settle(job: &StoppedJob, mappings: &[Vec<Mapping>]) -> Result<(), 
         }
         busy = self::busy(Some(busy));
         let quiet = changed.elapsed();
-        if quiet >= if busy.is_empty() { QUIET } else { LONG } {
+        if quiet >= if busy.is_empty() { QUIET } else { DISK_QUIET } {
             return Ok(());
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > SETTLE_TIMEOUT {
             let what = "its requests by io_submit do not come to an end: try again";
             return Err(EngineError::unsupported(rings[0].0, what));
         }

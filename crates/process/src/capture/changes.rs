@@ -224,7 +224,7 @@ fn copy_part(
     mut into: &mut [u8],
     unmapped: Unmapped,
 ) -> Result<(), EngineError> {
-    for some in chunks.chunks(sys::MOST_RANGES) {
+    for some in chunks.chunks(sys::MAX_RANGES) {
         let bytes: u64 = some.iter().map(Chunk::length).sum();
         let (part, rest) = into.split_at_mut(bytes as usize);
         into = rest;

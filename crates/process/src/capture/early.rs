@@ -14,8 +14,8 @@ use std::io;
 
 /// Rooms of checkpoints before.
 static SPARE: Spare = Spare::new();
-/// What these may take: memory of the supervisor's, beside programs with much more.
-const MOST_SPARE: usize = 96 << 20;
+/// Most bytes that these may take: memory of the supervisor's, beside programs with much more.
+const MAX_SPARE: usize = 96 << 20;
 
 /// Room for what changes between this and the pause, beside a quarter of what had changed.
 const MARGIN: u64 = 4 << 20;
@@ -54,7 +54,7 @@ impl Rooms {
 impl Drop for Rooms {
     fn drop(&mut self) {
         for room in [&mut self.early, &mut self.late] {
-            SPARE.keep(std::mem::take(room), MOST_SPARE);
+            SPARE.keep(std::mem::take(room), MAX_SPARE);
         }
     }
 }

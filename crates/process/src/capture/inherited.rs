@@ -150,10 +150,10 @@ impl Pages {
     /// to see.
     fn may_be_wiped(&self, mapping: &Mapping) -> std::io::Result<bool> {
         const PART: u64 = 64 << 20;
-        const MOST_PARTS: u64 = 16;
-        let mut some = mapping.len() > PART * MOST_PARTS;
+        const MAX_PARTS: u64 = 16;
+        let mut some = mapping.len() > PART * MAX_PARTS;
         let parts = (mapping.start..mapping.end).step_by(PART as usize);
-        for start in parts.take(MOST_PARTS as usize) {
+        for start in parts.take(MAX_PARTS as usize) {
             let part = (start, mapping.end.min(start + PART));
             if self.clone.has_entry(part)? {
                 return Ok(false);

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Longest path below a temporary folder that is sought, less than a page.
-const LONGEST: usize = 1024;
+/// Longest path below a temporary folder that is sought, in bytes: less than a page.
+const MAX_PATH_LEN: usize = 1024;
 /// Slashes in a path that mean no more than one.
 const SLASHES: usize = 8;
 /// Threads that read memory which is not written anyway.
@@ -64,7 +64,7 @@ impl Names {
             else {
                 continue;
             };
-            if below.is_empty() || below.len() > LONGEST {
+            if below.is_empty() || below.len() > MAX_PATH_LEN {
                 continue;
             }
             let needle = [b"/", name.as_bytes(), b"/"].concat();

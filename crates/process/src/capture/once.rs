@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Pages that are remembered at most: 64 GiB of memory. Each takes 50 bytes.
-const MOST_PAGES: usize = 16 << 20;
+/// Most pages that are remembered: 64 GiB of memory. Each takes 50 bytes.
+const MAX_PAGES: usize = 16 << 20;
 
 /// What the files of an image store, of the memory that several processes may have.
 #[derive(Debug, Default)]
@@ -158,7 +158,7 @@ impl Storing<'_> {
             }
         }
         let mut all = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = MOST_PAGES.saturating_sub(all.len());
+        let room = MAX_PAGES.saturating_sub(all.len());
         all.extend(own.into_iter().take(room));
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Storing<'_> {
         let Some(users) = self.users else { return };
         let mut state = self.once.state();
         for (at, sum) in own {
-            if state.pages.len() < MOST_PAGES && !super::changes::lies_in(at, except) {
+            if state.pages.len() < MAX_PAGES && !super::changes::lies_in(at, except) {
                 state.pages.entry(sum).or_insert((self.pid, users));
             }
         }

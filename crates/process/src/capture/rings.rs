@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How /proc names what a process maps of a ring.
 const MAPPING: &str = "anon_inode:[io_uring]";
-/// So long requests may take that are under way.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long requests that are under way may take to end.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(1);
 /// Of io_uring_enter: its descriptor is a number in the thread's own list
 /// (IORING_ENTER_REGISTERED_RING).
@@ -52,7 +52,7 @@ fn settle_one(
                 return Err(EngineError::unsupported(process.pid, what));
             }
         }
-        if !rings::are_at_work(process.pid) || begin.elapsed() > PATIENCE {
+        if !rings::are_at_work(process.pid) || begin.elapsed() > SETTLE_TIMEOUT {
             return Ok(());
         }
         thread::sleep(STEP);

@@ -4,7 +4,7 @@
 
 use crate::home::Ways;
 use crate::inject::checked;
-use crate::plugins::sysv::{MOST, Operation, bytes_of};
+use crate::plugins::sysv::{MAX_VALUE, Operation, bytes_of};
 use crate::state::Undo;
 use crate::sys;
 use crate::{EngineError, Thread};
@@ -14,7 +14,7 @@ const TOGETHER: usize = 7;
 /// Bytes for the operations of a call.
 const ROOM: u64 = 4096;
 /// What the end adds lies in -32768 to 32767, and must stay there.
-const LOWEST: i32 = -MOST - 1;
+const MIN_ADDED: i32 = -MAX_VALUE - 1;
 
 /// What `leader`'s process has promised, of these sets and their values now.
 pub(super) fn ask(
@@ -54,7 +54,7 @@ impl Asked<'_> {
             // Most often nothing is promised of any of them, and two calls tell.
             let all =
                 |push| some.iter().flat_map(move |one| beyond(*one, push)).collect::<Vec<_>>();
-            let (up, down) = (all(MOST), all(LOWEST));
+            let (up, down) = (all(MAX_VALUE), all(MIN_ADDED));
             if self.fits(set, some, &up)? && self.fits(set, some, &down)? {
                 continue;
             }
@@ -70,7 +70,7 @@ impl Asked<'_> {
 
     /// The most that can be added to what is promised of a semaphore tells what that is.
     fn one(&mut self, set: i32, one: (u16, u16)) -> Result<i32, EngineError> {
-        let (mut fits, mut fails) = (0, MOST - LOWEST + 1);
+        let (mut fits, mut fails) = (0, MAX_VALUE - MIN_ADDED + 1);
         while fails - fits > 1 {
             let push = (fits + fails) / 2;
             match self.fits(set, &[one], &beyond(one, push))? {
@@ -78,7 +78,7 @@ impl Asked<'_> {
                 false => fails = push,
             }
         }
-        Ok(MOST - fits)
+        Ok(MAX_VALUE - fits)
     }
 
     /// Whether what is promised stays in its bounds with these operations, which are never done. Of
@@ -116,8 +116,8 @@ fn beyond((number, value): (u16, u16), push: i32) -> Vec<Operation> {
     };
     while left != 0 {
         // What the end adds, the operation takes.
-        let by = left.clamp(-MOST, MOST);
-        let needed = if by > 0 { by } else { MOST + by };
+        let by = left.clamp(-MAX_VALUE, MAX_VALUE);
+        let needed = if by > 0 { by } else { MAX_VALUE + by };
         if value != needed {
             let by = needed - value;
             change(&mut value, by, 0);
@@ -134,12 +134,12 @@ mod tests {
 
     #[test]
     fn operations_stay_within_what_a_value_can_be() {
-        for push in [1, -1, 300, MOST, LOWEST, 2 * MOST + 1] {
+        for push in [1, -1, 300, MAX_VALUE, MIN_ADDED, 2 * MAX_VALUE + 1] {
             for value in [0, 1, 300, 32767u16] {
                 let (mut now, mut pushed) = (i32::from(value), 0);
                 for op in beyond((0, value), push) {
                     now += i32::from(op.by);
-                    assert!((0..=MOST).contains(&now), "{push} {value}: {now}");
+                    assert!((0..=MAX_VALUE).contains(&now), "{push} {value}: {now}");
                     pushed -= if op.flags & libc::SEM_UNDO != 0 { i32::from(op.by) } else { 0 };
                 }
                 assert_eq!(pushed, push);

@@ -41,8 +41,8 @@ pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), Engine
     Ok(())
 }
 
-/// The most filters of a thread that are saved. Programs have a handful.
-pub(crate) const MOST: usize = 256;
+/// Most filters of a thread that are saved. Programs have a handful.
+pub(crate) const MAX_FILTERS: usize = 256;
 
 /// The filters of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub(crate) fn of(tid: pid_t) -> Result<Vec<Filter>, EngineError> {
     let mut filters = Vec::new();
     while let Some(filter) = sys::filter(tid, filters.len())? {
         filters.push(filter);
-        if filters.len() > MOST {
+        if filters.len() > MAX_FILTERS {
             return Err(EngineError::unsupported(tid, "has too many filters of its system calls"));
         }
     }
@@ -118,7 +118,7 @@ impl Own {
         let inherited = match (self.filters, filters) {
             (_, Filters::None) => return None,
             (Filters::None, Filters::Some(count)) if self.suspends => {
-                return (count.unwrap_or(0) > MOST as u64).then_some(
+                return (count.unwrap_or(0) > MAX_FILTERS as u64).then_some(
                     "has more than 256 filters of \
                     its system calls (seccomp), which kedge does not save",
                 );

@@ -3,8 +3,8 @@
 use crate::state::Hex;
 use serde::{Deserialize, Serialize};
 
-/// The most instructions of one program, `BPF_MAXINSNS`.
-const MOST: usize = 4096;
+/// Most instructions of one program (`BPF_MAXINSNS`).
+const MAX_INSTRUCTIONS: usize = 4096;
 /// Bytes of one: a code, two distances, and a number (`struct sock_filter`).
 pub(crate) const INSTRUCTION: usize = 8;
 /// `AUDIT_ARCH_X86_64`: the numbers of system calls are others elsewhere.
@@ -34,7 +34,8 @@ impl Filter {
     /// Returns whether the kernel may be asked to take it. It looks at the instructions itself.
     pub(crate) fn is_possible(&self) -> bool {
         let bytes = &self.program.0;
-        bytes.len().is_multiple_of(INSTRUCTION) && (1..=MOST).contains(&(bytes.len() / INSTRUCTION))
+        bytes.len().is_multiple_of(INSTRUCTION)
+            && (1..=MAX_INSTRUCTIONS).contains(&(bytes.len() / INSTRUCTION))
     }
 
     /// Returns how many instructions it has.
@@ -276,7 +277,8 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_no_program_is_refused() {
-        let long = Filter { program: Hex(vec![0; (MOST + 1) * INSTRUCTION]), log: false };
+        let long =
+            Filter { program: Hex(vec![0; (MAX_INSTRUCTIONS + 1) * INSTRUCTION]), log: false };
         let torn = Filter { program: Hex(vec![0; 12]), log: false };
         let none = Filter { program: Hex(Vec::new()), log: false };
         assert!(![long, torn, none].iter().any(Filter::is_possible));

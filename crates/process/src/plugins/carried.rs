@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 
 /// Most descriptions that are under way, and that no process holds.
-const MOST: usize = 4096;
+const MAX_DESCRIPTIONS: usize = 4096;
 
 /// Adds the descriptions that are under way in the job's sockets, and in those that are under way
 /// themselves, to its files.
@@ -34,8 +34,10 @@ pub(super) fn find(job: &mut Job, still: bool) -> Result<(), Refusal> {
         let added = job.files.len();
         let looked = look_into(job, index, still, &mut buffer);
         looked.map_err(|error| refusal(job, &job.files[index], &error.to_string()))?;
-        if job.files.len() - before > MOST {
-            let why = format!("more than {MOST} descriptors are under way in the job's sockets");
+        if job.files.len() - before > MAX_DESCRIPTIONS {
+            let why = format!(
+                "more than {MAX_DESCRIPTIONS} descriptors are under way in the job's sockets"
+            );
             return Err(refusal(job, &job.files[index], &why));
         }
         sockets.extend((added..job.files.len()).filter(|new| carries(&job.files[*new], still)));

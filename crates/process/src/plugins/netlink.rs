@@ -30,8 +30,8 @@ const GENERIC: i32 = 16;
 /// Options of `SOL_NETLINK`.
 const ADD_MEMBERSHIP: i32 = 1;
 const LIST_MEMBERSHIPS: i32 = 9;
-/// Bytes of the longest list of groups, a bit each.
-const MOST_GROUPS: usize = 4096;
+/// Longest list of groups, in bytes, a bit each.
+const MAX_GROUPS_LEN: usize = 4096;
 /// Between two looks at whether something waits.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -156,7 +156,7 @@ fn save(capture: &mut Capture, index: usize) -> Result<Socket, PluginError> {
 
 /// The groups that it has joined, by their numbers.
 fn groups(fd: &OwnedFd) -> io::Result<Vec<u32>> {
-    let mut bits = vec![0; MOST_GROUPS];
+    let mut bits = vec![0; MAX_GROUPS_LEN];
     let length = sys::socket_option(fd, libc::SOL_NETLINK, LIST_MEMBERSHIPS, &mut bits)?;
     let words = bits[..length].as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
     let joined = |(at, word): (usize, u32)| {
@@ -173,7 +173,7 @@ fn make(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
         libc::SOCK_DGRAM => SocketType::DGRAM,
         other => return Err(damaged(format!("a netlink socket of type {other}"))),
     };
-    if !STATELESS.contains(protocol) || socket.groups.len() > MOST_GROUPS * 8 {
+    if !STATELESS.contains(protocol) || socket.groups.len() > MAX_GROUPS_LEN * 8 {
         return Err(damaged(format!("a netlink socket of protocol {protocol}")));
     }
     // 0, NETLINK_ROUTE, is what a socket without a protocol has.

@@ -27,7 +27,7 @@ const TRIES: usize = 5;
 const LOOKS: usize = 100;
 
 /// How long a program that runs may take to accept the connections that wait at one socket.
-const PATIENCE: Duration = Duration::from_millis(200);
+const ACCEPT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What becomes of the contents of files that are open for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,7 +88,7 @@ impl<'a> Survey<'a> {
     fn looked(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
         let mut job = look(pids)?;
         (job.contents, job.limit) = (options.contents, options.limit);
-        job.patience = if options.still { Duration::ZERO } else { PATIENCE };
+        job.patience = if options.still { Duration::ZERO } else { ACCEPT_TIMEOUT };
         sockets::recognise(&mut job);
         carried::find(&mut job, options.still).map_err(|refusal| vec![refusal])?;
         streams::recognise(&mut job, options);

@@ -283,8 +283,8 @@ fn makers(steps: &[Step], is_saved: impl Fn(pid_t) -> bool) -> BTreeMap<pid_t, p
     makers
 }
 
-/// Siblings of one parent with which others are compared.
-const MOST_COMPARED: usize = 8;
+/// Most siblings of one parent with which others are compared.
+const MAX_COMPARED: usize = 8;
 
 /// Those who have far more in common with a sibling that is made before them than with their maker:
 /// who forked them all has ended. Siblings that the other can make: of the same session, which they
@@ -314,7 +314,7 @@ fn siblings(
         let makers = makers.get(pid).map_or(0, |maker| shared(*pid, *maker));
         match best {
             Some((bytes, other)) if bytes / 2 > makers => drop(found.insert(*pid, other)),
-            _ if family.len() < MOST_COMPARED => family.push(*pid),
+            _ if family.len() < MAX_COMPARED => family.push(*pid),
             _ => {}
         }
     }

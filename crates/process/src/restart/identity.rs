@@ -135,14 +135,14 @@ impl User {
     }
 }
 
-/// Longest entry of a database that is read.
-const MOST_ENTRY: usize = 1 << 20;
-/// Most groups of one user, as the kernel has it (NGROUPS_MAX).
-const MOST_GROUPS: libc::c_int = 65536;
+/// Longest entry of a database that is read, in bytes.
+const MAX_ENTRY_LEN: usize = 1 << 20;
+/// Most groups of one user, as in the kernel (NGROUPS_MAX).
+const MAX_GROUPS: libc::c_int = 65536;
 
 /// The name and the group of the user `uid`.
 fn entry(uid: u32) -> Option<(CString, u32)> {
-    let mut buffer = vec![0; MOST_ENTRY];
+    let mut buffer = vec![0; MAX_ENTRY_LEN];
     let mut found = std::ptr::null_mut();
     // SAFETY: all zeros is a passwd: pointers, which may be null, and numbers.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
@@ -157,7 +157,7 @@ fn entry(uid: u32) -> Option<(CString, u32)> {
 }
 
 fn is_group(gid: u32) -> bool {
-    let mut buffer = vec![0; MOST_ENTRY];
+    let mut buffer = vec![0; MAX_ENTRY_LEN];
     let mut found = std::ptr::null_mut();
     // SAFETY: all zeros is a group: pointers, which may be null, and a number.
     let mut entry: libc::group = unsafe { std::mem::zeroed() };
@@ -183,10 +183,10 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
             groups.truncate(found as usize);
             return groups;
         }
-        if groups.len() >= MOST_GROUPS as usize {
+        if groups.len() >= MAX_GROUPS as usize {
             return vec![gid];
         }
-        count = count.max(groups.len() as libc::c_int * 2).min(MOST_GROUPS);
+        count = count.max(groups.len() as libc::c_int * 2).min(MAX_GROUPS);
     }
 }
 

@@ -111,7 +111,7 @@ fn run_all(
     drop(threads);
     // Those that others of the job have killed before they were let go: their parents would never
     // hear of them.
-    reap::settle(Instant::now() + reap::PATIENCE, |tid| tid == root);
+    reap::settle(Instant::now() + reap::END_TIMEOUT, |tid| tid == root);
     see_that_they_stop(plan);
     let tell = || {
         let mut report = &kept;
@@ -144,12 +144,12 @@ fn stop_again(plan: &Plan) {
 /// Stops those by SIGSTOP that do not stop by the signal that had stopped them: in a process group
 /// that is orphaned here none other does.
 fn see_that_they_stop(plan: &Plan) {
-    const PATIENCE: Duration = Duration::from_millis(200);
+    const STOP_TIMEOUT: Duration = Duration::from_millis(200);
     let begin = Instant::now();
     for process in plan.processes.iter().filter(|process| process.stopped) {
         let pid = process.ids.pid;
         while Stat::of(proc::reach(pid)).is_ok_and(|stat| stat.state != 'T') {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > STOP_TIMEOUT {
                 // SAFETY: as in stop_again().
                 unsafe { libc::kill(pid, libc::SIGSTOP) };
                 break;

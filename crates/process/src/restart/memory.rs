@@ -71,9 +71,9 @@ pub(super) fn filled(
     Ok(filled)
 }
 
-/// Bytes between filled mappings that are made with them at most: they count as the process's own
+/// Most bytes between filled mappings that are made with them: they count as the process's own
 /// while it is filled.
-const MOST_BETWEEN: u64 = 16 << 20;
+const MAX_BETWEEN: u64 = 16 << 20;
 
 /// Adds to `filled` what lies between such mappings and differs from them in nothing but what it
 /// allows. The program may have forbidden a part of its memory for a moment: all of it becomes one
@@ -86,7 +86,7 @@ pub(super) fn add_between(mappings: &[Saved], filled: &mut BTreeSet<u64>) {
             last = None;
         } else if filled.contains(&saved.start) {
             let between = last.map_or(&[][..], |last| &mappings[last + 1..index]);
-            if between.iter().map(Saved::len).sum::<u64>() <= MOST_BETWEEN {
+            if between.iter().map(Saved::len).sum::<u64>() <= MAX_BETWEEN {
                 filled.extend(between.iter().map(|saved| saved.start));
             }
             last = Some(index);
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn what_lies_between_filled_mappings_is_made_with_them() {
         let of = |start, end, protection| Saved { protection, ..mapping(start, end, false) };
-        let large = 100 + MOST_BETWEEN + 1;
+        let large = 100 + MAX_BETWEEN + 1;
         let mappings = [
             of(10, 20, 3),
             of(20, 30, 0),

@@ -106,8 +106,8 @@ fn map_one(
 /// Returns the address ranges above 4 GiB where the process has nothing mapped.
 fn free_ranges(thread: &Thread) -> Result<Vec<Run>, EngineError> {
     /// The kernel does not look below this ([`MAP_ABOVE4G`]).
-    const LOWEST: u64 = 1 << 32;
-    let (mut free, mut from) = (Vec::new(), LOWEST);
+    const MIN_ADDRESS: u64 = 1 << 32;
+    let (mut free, mut from) = (Vec::new(), MIN_ADDRESS);
     for mapping in maps::of(thread.pid())? {
         let (start, end) = (mapping.start.min(TOP), mapping.end.min(TOP));
         if start > from {

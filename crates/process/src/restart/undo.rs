@@ -3,7 +3,7 @@
 
 use super::tree::Made;
 use crate::EngineError;
-use crate::plugins::sysv::{MOST, Operation, bytes_of, value};
+use crate::plugins::sysv::{MAX_VALUE, Operation, bytes_of, value};
 use crate::state::{ProcessState, Undo};
 
 pub(super) fn promise(state: &ProcessState, made: &mut Made) -> Result<(), EngineError> {
@@ -26,7 +26,7 @@ pub(super) fn promise(state: &ProcessState, made: &mut Made) -> Result<(), Engin
 /// Pairs of operations, one that is to be undone and one that takes it back, inside of what a
 /// semaphore can hold.
 fn pairs(undo: &Undo, value: i32) -> Vec<[Operation; 2]> {
-    let room = (MOST - value).max(value).max(1);
+    let room = (MAX_VALUE - value).max(value).max(1);
     let mut left = i32::from(undo.by);
     let mut pairs = Vec::new();
     while left != 0 {
@@ -34,7 +34,7 @@ fn pairs(undo: &Undo, value: i32) -> Vec<[Operation; 2]> {
         let by = -left.clamp(-room, room);
         let kept = operation(undo.number, by, libc::SEM_UNDO);
         let taken_back = operation(undo.number, -by, 0);
-        let first = (0..=MOST).contains(&(value + by));
+        let first = (0..=MAX_VALUE).contains(&(value + by));
         pairs.push(if first { [kept, taken_back] } else { [taken_back, kept] });
         left += by;
     }
@@ -56,7 +56,7 @@ mod tests {
         let mut promised = 0;
         for op in pairs.iter().flatten() {
             value += i32::from(op.by);
-            assert!((0..=MOST).contains(&value), "{value}");
+            assert!((0..=MAX_VALUE).contains(&value), "{value}");
             promised -= if op.flags & libc::SEM_UNDO != 0 { i32::from(op.by) } else { 0 };
         }
         (value, promised)

@@ -13,8 +13,8 @@ const SEQUENCE: usize = 8;
 const FLAGS: usize = 16;
 /// Flags that there are.
 const KNOWN_FLAGS: u32 = 7;
-/// Processors that a kernel can have at most.
-const MOST_PROCESSORS: u32 = 8192;
+/// Most processors that a kernel can have.
+const MAX_PROCESSORS: u32 = 8192;
 
 /// Returns where a stopped thread goes on that is inside of a restartable sequence: by its abort
 /// handler, as after any interruption. The kernel forgets the sequence at the first call that the
@@ -58,7 +58,7 @@ pub(super) fn untold(pid: pid_t, registers: &Registers) -> Option<u64> {
 fn sequence_in(area: &[u8]) -> Option<u64> {
     let number = |at: usize| Some(u32::from_le_bytes(*area.get(at..)?.first_chunk()?));
     let (start, processor, flags) = (number(0)?, number(4)?, number(FLAGS)?);
-    let shaped = start == processor && processor < MOST_PROCESSORS && flags & !KNOWN_FLAGS == 0;
+    let shaped = start == processor && processor < MAX_PROCESSORS && flags & !KNOWN_FLAGS == 0;
     let at = u64::from_le_bytes(*area.get(SEQUENCE..)?.first_chunk()?);
     (shaped && at != 0 && at < maps::TOP).then_some(at)
 }

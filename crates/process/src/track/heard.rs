@@ -23,8 +23,8 @@ const MESSAGE: usize = 32;
 /// Its first byte.
 const REMAP: u8 = 0x14;
 const REMOVE: u8 = 0x15;
-/// Removals of one process that are remembered one by one.
-const MOST: usize = 64 << 10;
+/// Most removals of one process that are remembered one by one.
+const MAX_REMOVALS: usize = 64 << 10;
 
 /// What a process has done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Heard {
             message[at..].first_chunk().map_or(0, |bytes: &[u8; 8]| u64::from_le_bytes(*bytes))
         };
         match message[0] {
-            REMOVE if self.removed.len() < MOST => self.removed.push((word(8), word(16))),
+            REMOVE if self.removed.len() < MAX_REMOVALS => self.removed.push((word(8), word(16))),
             REMOVE | REMAP => self.give_up(),
             // Nothing else was asked for.
             _ => {}
@@ -286,8 +286,8 @@ mod tests {
         // What was not asked for, or will be some day.
         heard.add(&message(0x12, 9));
         assert_eq!(heard, Heard { remapped: false, removed: vec![(7, 8)] });
-        (1..MOST).for_each(|_| heard.add(&message(REMOVE, 7)));
-        assert_eq!(heard.removed.len(), MOST);
+        (1..MAX_REMOVALS).for_each(|_| heard.add(&message(REMOVE, 7)));
+        assert_eq!(heard.removed.len(), MAX_REMOVALS);
         heard.add(&message(REMOVE, 7));
         assert_eq!(heard, Heard { remapped: true, removed: Vec::new() });
     }

@@ -34,9 +34,9 @@ pub(crate) use uffd::taken;
 
 /// Most bytes of one job that are copied while it stands still: what has changed is elsewhere than
 /// in the program's memory until it is written.
-const MOST_COPIED: u64 = 1 << 30;
-/// A process with little memory may have that much copied.
-const LITTLE: u64 = 16 << 20;
+const MAX_COPIED: u64 = 1 << 30;
+/// Bytes that a process may always have copied, however little memory it has.
+const MIN_COPY_LIMIT: u64 = 16 << 20;
 /// The part of a process's memory that is copied at most. A quarter of that may be copied in the
 /// pause, which takes less than a clone's page tables.
 const PART: u64 = 8;
@@ -327,10 +327,10 @@ impl Session {
     pub(crate) fn look_ahead(&mut self) {
         let known = self.known.iter().copied().filter(|_| self.base.is_some());
         let known: Vec<pid_t> = known.chain(self.ahead.keys().copied()).collect();
-        let mut left = MOST_COPIED;
+        let mut left = MAX_COPIED;
         for pid in known {
             let direct = direct::is_written(pid);
-            let most = if direct { 0 } else { LITTLE.max(resident(pid) / PART).min(left) };
+            let most = if direct { 0 } else { MIN_COPY_LIMIT.max(resident(pid) / PART).min(left) };
             match Early::of(pid, most) {
                 Ok(mut early) => {
                     if direct::is_written(pid) {

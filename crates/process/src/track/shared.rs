@@ -17,11 +17,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Larger mappings are not watched: protecting makes page tables for all of one.
-const LARGEST: u64 = 64 << 30;
+/// Longest mapping that is watched, in bytes: protecting makes page tables for all of one.
+const MAX_MAPPING_LEN: u64 = 64 << 30;
 
-/// Objects of which less is mapped are copied in the pause.
-const LEAST: u64 = 1 << 20;
+/// Fewest mapped bytes of an object that is written ahead: others are copied in the pause.
+const MIN_OBJECT_LEN: u64 = 1 << 20;
 
 /// Device, as /proc/PID/maps names it, and inode of an object.
 pub(crate) type Key = (String, u64);
@@ -57,7 +57,7 @@ pub(crate) fn key_of(mapping: &Mapping) -> Option<Key> {
     let watchable = mapping.shared
         && mapping.deleted()
         && mapping.start < maps::TOP
-        && mapping.len() <= LARGEST
+        && mapping.len() <= MAX_MAPPING_LEN
         && Some(&mapping.device) == kernel_memory().as_ref();
     watchable.then(|| (mapping.device.clone(), mapping.inode))
 }
@@ -333,7 +333,7 @@ impl Shared {
         let mut objects = objects(&self.members);
         let bytes =
             |views: &[View]| shown(views).iter().map(|(start, end)| end - start).sum::<u64>();
-        objects.retain(|_, views| bytes(views) >= LEAST);
+        objects.retain(|_, views| bytes(views) >= MIN_OBJECT_LEN);
         without_strangers(&mut objects, &self.members);
         self.seen = Seen::of(std::mem::take(&mut self.seen.everybody), objects.clone());
         let direct = written_by_devices(&objects);
@@ -523,7 +523,7 @@ mod tests {
         assert!(key_of(&mapping).is_some());
         let named = Mapping { name: "/dev/shm/x".to_owned(), ..mapping.clone() };
         let private = Mapping { shared: false, ..mapping.clone() };
-        let large = Mapping { end: mapping.start + LARGEST + 1, ..mapping.clone() };
+        let large = Mapping { end: mapping.start + MAX_MAPPING_LEN + 1, ..mapping.clone() };
         let disk = Mapping { device: "fe:00".to_owned(), ..mapping };
         assert!([named, private, large, disk].iter().all(|mapping| key_of(mapping).is_none()));
     }

@@ -22,8 +22,8 @@ const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 /// The kernel walks what is watched no more, with all of the process's mappings locked: a
 /// millisecond's worth at a time.
 const PIECE: u64 = 32 << 20;
-/// Reservations are large, and little of them is there.
-const MOST_PIECES: u64 = 1024;
+/// Most pieces of one mapping: reservations are large, and little of them is there.
+const MAX_PIECES: u64 = 1024;
 const API: u64 = 0xaa;
 const EVENT_REMAP: u64 = 1 << 2;
 const EVENT_REMOVE: u64 = 1 << 3;
@@ -70,7 +70,7 @@ impl Watch {
 
     /// Watches the mapping no more.
     pub(super) fn remove(&self, mapping: &Mapping) {
-        let piece = PIECE.max((mapping.len() / MOST_PIECES).next_multiple_of(PIECE));
+        let piece = PIECE.max((mapping.len() / MAX_PIECES).next_multiple_of(PIECE));
         for start in (mapping.start..mapping.end).step_by(piece as usize) {
             let mut range = [start, piece.min(mapping.end - start)];
             self.with(mapping, |fd| {

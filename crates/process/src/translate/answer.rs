@@ -13,8 +13,8 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 const CONTINUE: u32 = 1;
-/// Longest datagram.
-const LONGEST: usize = 64 << 10;
+/// Longest datagram, in bytes.
+const MAX_DATAGRAM_LEN: usize = 64 << 10;
 /// Of struct sockaddr_in and struct sockaddr_in6.
 const FOUR: usize = 16;
 const SIX: usize = 28;
@@ -96,7 +96,8 @@ fn perform(call: &Call, table: &Table) -> Option<Done> {
         }
         libc::SYS_sendto if !tcp => {
             let to = to(fifth, sixth)?;
-            let length = usize::try_from(third).ok().filter(|length| *length <= LONGEST)?;
+            let length =
+                usize::try_from(third).ok().filter(|length| *length <= MAX_DATAGRAM_LEN)?;
             let mut data = vec![0; length];
             if sys::read(call.tid as i32, second, &mut data).ok()? != length {
                 return None;

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A folder of this test's own, removed with everything in it.
 pub(crate) struct Folder(pub(crate) PathBuf);
@@ -157,7 +157,7 @@ impl Scenario {
         // Grandchildren are reaped by whoever reaps orphans.
         let begin = Instant::now();
         while self.pids.iter().any(|pid| is_alive(*pid)) {
-            assert!(begin.elapsed() < PATIENCE, "they do not end");
+            assert!(begin.elapsed() < TIMEOUT, "they do not end");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -282,7 +282,7 @@ fn state(pid: i32) -> Option<char> {
 pub(crate) fn wait_for_state(pid: i32, wanted: char) {
     let begin = Instant::now();
     while state(pid) != Some(wanted) {
-        assert!(begin.elapsed() < PATIENCE, "process {pid} is {:?}", state(pid));
+        assert!(begin.elapsed() < TIMEOUT, "process {pid} is {:?}", state(pid));
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What the slowest test needs on a busy machine, many times over.
-const LONG: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A test's turn; its end is the end of whatever a failed test has left.
 pub struct Alone {
@@ -19,7 +19,7 @@ pub struct Alone {
 
 /// A restart needs the process ids that the job had, and its caller forks: one test at a time.
 pub fn alone() -> Alone {
-    alone_for(LONG)
+    alone_for(TIMEOUT)
 }
 
 /// The same for a test that may take so long in each round.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// The other may make objects and fill memory for so long without a word.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Descriptors of memory that the other is given at a time: a job on GPUs has one for each 4 GiB.
-pub(super) const MOST_PARTS: usize = 512;
+/// Most descriptors of memory that are given at a time: a job on GPUs has one for each 4 GiB.
+pub(super) const MAX_PARTS: usize = 512;
 
 /// A move, at its beginning.
 pub(crate) struct Source {
@@ -226,7 +226,7 @@ fn lend(
 ) -> Result<bool, CaptureError> {
     // Without descriptors the bytes go themselves.
     let parts = capture.snapshot.lend().unwrap_or_default();
-    if parts.is_empty() || parts.len() > MOST_PARTS {
+    if parts.is_empty() || parts.len() > MAX_PARTS {
         return Ok(false);
     }
     line.say(&Message::Lend { parts: parts.len() as u32 })?;

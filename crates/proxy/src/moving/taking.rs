@@ -1,7 +1,7 @@
 //! What a round brings: bytes, or memory of the devices in which they lie.
 
 use super::line::{LineError, Message, Reply, receive, receive_bytes, send};
-use super::source::MOST_PARTS;
+use super::source::MAX_PARTS;
 use crate::restore::{RestoreError, Target, put};
 use crate::saved::DevicePiece;
 use kedge_device::{HeldPart, HeldPlace, Piece};
@@ -12,8 +12,8 @@ use std::io::{Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// Between a word and the descriptor that comes with it.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long after a message the descriptor that belongs to it may come.
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// By their numbers.
 pub(super) type Objects<'a> = HashMap<u64, &'a SavedObject>;
@@ -69,12 +69,12 @@ impl Taking<'_> {
 
     /// Takes the memory that the bytes lie in; false where it is none of these devices' use.
     fn take_parts(&self, count: u32) -> Result<bool, RestoreError> {
-        let Some(near) = self.near.filter(|_| count as usize <= MOST_PARTS) else {
+        let Some(near) = self.near.filter(|_| count as usize <= MAX_PARTS) else {
             return Err(LineError::Order.into());
         };
         let mut parts = Vec::new();
         for _ in 0..count {
-            let received = frame::receive(near, Deadline::after(PATIENCE));
+            let received = frame::receive(near, Deadline::after(DESCRIPTOR_TIMEOUT));
             let (message, fds) = received.map_err(LineError::from)?;
             let (Message::Part { device, bytes }, Ok([fd])) =
                 (message, <[OwnedFd; 1]>::try_from(fds))

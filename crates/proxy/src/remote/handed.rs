@@ -18,9 +18,9 @@ use std::time::Duration;
 
 /// How much longer than its near end a far end waits for a connection, so that it is never the
 /// first to give up.
-const LONGER: Duration = Duration::from_secs(30);
-/// The longest wait that a near end may ask for.
-const LONGEST: Duration = Duration::from_secs(3600);
+const WAIT_MARGIN: Duration = Duration::from_secs(30);
+/// Longest wait that a near end may ask for.
+const MAX_WAIT: Duration = Duration::from_secs(3600);
 /// For a near end to take an answer.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Links for images' bytes at a time.
@@ -88,7 +88,7 @@ pub(super) fn hear(
     begun: impl Fn(NewLink) + Send + 'static,
     tell: impl Fn(&ToNear) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
-    let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
+    let patience = Duration::from_millis(reconnect_ms.into()).min(MAX_WAIT) + WAIT_MARGIN;
     let (line, to_line) = link(links_of, Which::Line, patience);
     let (aside, to_aside) = link(links_of, Which::Aside, patience);
     let line = begin(Received { line, aside })?;

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Chunks of the client's memory that a copy asks for before the first has come.
 const AHEAD: usize = 16;
-/// What a part of it counts for at least, in bytes.
-const LEAST: u64 = 4096;
+/// Fewest bytes that a part of it counts for.
+const MIN_COST: u64 = 4096;
 
 /// The line to the near end. What is sent on it is in the order in which it came about: memory that
 /// devices have changed is told before whatever says that they are done.
@@ -392,12 +392,12 @@ impl Line {
                     Err(error) => result = Err(error),
                 }
                 // What is short is not free.
-                ahead += u64::from(*len).max(LEAST);
+                ahead += u64::from(*len).max(MIN_COST);
             }
             // What was asked for is taken also where something else has failed.
             let Some(number) = asked.pop_front() else { break };
             let taken = self.take(number, part);
-            ahead = ahead.saturating_sub((part.len() as u64).max(LEAST));
+            ahead = ahead.saturating_sub((part.len() as u64).max(MIN_COST));
             result = result.and(taken);
         }
         for number in asked {

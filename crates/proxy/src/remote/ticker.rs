@@ -6,12 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// Between two looks at least; work that is over sooner is never looked at.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Shortest time between two looks; work that is over sooner is never looked at.
+const MIN_INTERVAL: Duration = Duration::from_millis(1);
 /// A look may take this part of the time.
 const SHARE: u32 = 10;
-/// Between two looks at most.
-const LONG: Duration = Duration::from_millis(200);
+/// Longest time between two looks.
+const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Default)]
 pub(crate) struct Ticker {
@@ -59,14 +59,14 @@ impl Ticker {
     }
 
     fn tick(&self, look: impl Fn() -> bool) {
-        let mut pause = PAUSE;
+        let mut pause = MIN_INTERVAL;
         loop {
             thread::sleep(pause);
             let begin = Instant::now();
             if !look() {
                 return;
             }
-            pause = (begin.elapsed() * SHARE).clamp(PAUSE, LONG);
+            pause = (begin.elapsed() * SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL);
         }
     }
 }

@@ -21,8 +21,8 @@ const SOON: Duration = Duration::from_millis(1);
 /// Launches after which is looked whether those before them are over: no more than twice as many
 /// are outstanding.
 const TOGETHER: usize = 8;
-/// For which those before are waited for: they may themselves wait for what comes behind.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long those before are waited for: they may themselves wait for what comes behind.
+const WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(super) struct Turns {
     account: Arc<Account>,
@@ -187,7 +187,7 @@ impl Pace {
             self.launches = 0;
             let over = || marks.over.load(Ordering::Relaxed);
             if self.vain != Some(over()) {
-                let in_time = marks.wait_until_left(newest, PATIENCE);
+                let in_time = marks.wait_until_left(newest, WAIT_TIMEOUT);
                 self.vain = (!in_time).then(over);
             }
         }

@@ -11,7 +11,8 @@ use kedge_protocol::Dim3;
 
 /// Blocks of a cluster that every device with clusters can run.
 const PORTABLE_CLUSTER: u64 = 8;
-const LARGEST_CLUSTER: u64 = 16;
+/// Most blocks of a cluster where the function allows sizes that are not portable.
+const MAX_CLUSTER: u64 = 16;
 
 pub(crate) fn volume(d: Dim3) -> u64 {
     u64::from(d.x).saturating_mul(u64::from(d.y)).saturating_mul(u64::from(d.z))
@@ -77,7 +78,7 @@ fn cluster(function: &Function, shape: Shape, attributes: &Attributes) -> Result
         (None, None) => return Ok(Dim3::default()),
     };
     let most = match function.settings().allows_non_portable_clusters() {
-        true => LARGEST_CLUSTER,
+        true => MAX_CLUSTER,
         false => PORTABLE_CLUSTER,
     };
     let blocks = volume(cluster);

@@ -12,9 +12,9 @@ use kedge_protocol::Call;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a buffer. Longer copies are faster in pieces, by several threads of the proxy.
-const LONGEST: u64 = 1 << 20;
-/// Buffers that are kept.
-const MOST: usize = 8;
+const BUFFER_LEN: u64 = 1 << 20;
+/// Most buffers that are kept.
+const MAX_BUFFERS: usize = 8;
 
 /// A buffer in the shared arena that devices can access, for good.
 #[derive(Debug)]
@@ -47,10 +47,10 @@ impl Buffers {
 
 /// Whether a copy of so many bytes goes this way. Software devices copy private memory themselves.
 pub(super) fn takes(bytes: u64) -> bool {
-    bytes <= LONGEST && !any_exact()
+    bytes <= BUFFER_LEN && !any_exact()
 }
 
-/// Copies `shape`, of at most [`LONGEST`] bytes; false if there is no buffer for it. A private
+/// Copies `shape`, of at most [`BUFFER_LEN`] bytes; false if there is no buffer for it. A private
 /// source has been read when this returns, a private destination written.
 ///
 /// # Safety
@@ -87,7 +87,7 @@ fn buffer(stream: CUstream) -> Result<Option<Buffer>, CuError> {
     if let Some(buffer) = known.take(client.completed()) {
         return Ok(Some(buffer));
     }
-    if known.made < MOST {
+    if known.made < MAX_BUFFERS {
         known.made += 1;
         drop(known);
         return make().inspect_err(|_| buffers().made -= 1).map(Some);
@@ -98,8 +98,9 @@ fn buffer(stream: CUstream) -> Result<Option<Buffer>, CuError> {
 }
 
 fn make() -> Result<Buffer, CuError> {
-    let (addr, taken) = MEMORY.shared.take(LONGEST)?;
-    call(&Call::Share { addr, size: LONGEST }).inspect_err(|_| MEMORY.shared.put(addr, taken))?;
+    let (addr, taken) = MEMORY.shared.take(BUFFER_LEN)?;
+    call(&Call::Share { addr, size: BUFFER_LEN })
+        .inspect_err(|_| MEMORY.shared.put(addr, taken))?;
     Ok(Buffer { addr, until: 0 })
 }
 

@@ -24,7 +24,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"kedgemem");
 /// No slab is larger.
 const MAX_SLAB: u64 = 1 << 40;
 /// How long an exact device may be at work before its memory can be shared.
-const PATIENCE: Duration = Duration::from_secs(10);
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a handle says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +132,7 @@ fn share(addr: u64) -> Result<SharedSlab, CuError> {
     let begin = Instant::now();
     loop {
         match ask::<Result<SharedSlab, u32>>(&Call::SlabShare { addr })?.map_err(CuError) {
-            Err(CuError::NOT_READY) if begin.elapsed() < PATIENCE => quiesce()?,
+            Err(CuError::NOT_READY) if begin.elapsed() < QUIESCE_TIMEOUT => quiesce()?,
             outcome => return outcome,
         }
         std::thread::yield_now();

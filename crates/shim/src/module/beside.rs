@@ -10,9 +10,9 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Folders that are looked at.
-const MOST: usize = 65536;
-/// Longest PTX.
+/// Most folders that are looked at.
+const MAX_FOLDERS: usize = 65536;
+/// Longest PTX, in bytes.
 const MAX_PTX: u64 = 64 << 20;
 
 /// Returns the PTX beside this cubin, which has these kernels. The cubin there is the same, byte
@@ -32,7 +32,7 @@ fn cache() -> Option<PathBuf> {
 }
 
 fn find_in(cache: &Path, cubin: &[u8], kernels: &[&str]) -> Option<Vec<u8>> {
-    let folders = fs::read_dir(cache).ok()?.take(MOST).flatten();
+    let folders = fs::read_dir(cache).ok()?.take(MAX_FOLDERS).flatten();
     for folder in folders {
         for kernel in kernels.iter().filter(|name| is_file_name(name)) {
             let path = folder.path().join(format!("{kernel}.cubin"));

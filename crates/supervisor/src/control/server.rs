@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// How long one may take to ask, or to take an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client may take to send a request, or to take its reply.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a remote shell may take to be there: people type passwords meanwhile.
 const LAUNCHING: Duration = Duration::from_secs(600);
 /// Remote shells that are being started take some, and leave some to others.
-const LIMITS: Limits = Limits { connections: 64, request: PATIENCE, reply: PATIENCE };
+const LIMITS: Limits = Limits { connections: 64, request: REQUEST_TIMEOUT, reply: REQUEST_TIMEOUT };
 
 /// Answers on the socket `path`, on threads of its own, for as long as the process lives.
 pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<()> {

@@ -9,8 +9,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 /// Beside the folder of jobs: locked for as long as it runs, and its process id.
 const BALANCE: &str = "balance.lock";
-/// Bytes of such an id, at most.
-const LONGEST: u64 = 16;
+/// Longest such id, in bytes.
+const MAX_ID_LEN: u64 = 16;
 
 impl Jobs {
     /// Takes the lock of the user's one `kedge balance` on this host, which lasts as long as the
@@ -32,7 +32,7 @@ impl Jobs {
         };
         if locked == Err(Errno::WOULDBLOCK) {
             let mut text = String::new();
-            let read = Read::by_ref(&mut file).take(LONGEST).read_to_string(&mut text);
+            let read = Read::by_ref(&mut file).take(MAX_ID_LEN).read_to_string(&mut text);
             let pid = read.ok().and_then(|_| text.trim().parse().ok());
             return Err(JobError::Balances { pid });
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// The file that tells of the next checkpoint.
 const NEXT: &str = "next.json";
-/// Sockets that are looked at: a job has fewer processes that use devices.
-const MOST_SOCKETS: usize = 4096;
+/// Most sockets that are looked at: a job has fewer processes that use devices.
+const MAX_SOCKETS: usize = 4096;
 
 /// The next checkpoint that nobody asks for: `next.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ impl Jobs {
     /// be those of proxies that were killed.
     pub fn usage(&self, name: &JobName) -> Vec<PathBuf> {
         let folder = fs::read_dir(self.job_dir(name).join(usage::FOLDER));
-        let entries = folder.into_iter().flatten().flatten().take(MOST_SOCKETS);
+        let entries = folder.into_iter().flatten().flatten().take(MAX_SOCKETS);
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         paths.sort();
         paths

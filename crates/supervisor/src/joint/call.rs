@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// A call is waited for again so often, for no other reason than that it has to be some time.
-const LONG: Duration = Duration::from_secs(600);
+/// How long a call is waited for at a time; then the wait begins again.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Before a coordinator is looked for once more.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -75,7 +75,7 @@ fn answer_with(
     let place = Call::place()?;
     let mut after = client.revision();
     loop {
-        let Some(found) = client.look(&place, after, LONG)? else { continue };
+        let Some(found) = client.look(&place, after, WAIT_TIMEOUT)? else { continue };
         after = found.revision;
         let Ok(call) = serde_json::from_slice::<Call>(&found.value) else { continue };
         // Said again, to a coordinator that has not heard it.

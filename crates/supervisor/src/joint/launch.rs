@@ -19,8 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 
-/// So many remote shells may be on their way at one time; the others wait.
-const MOST: u32 = 32;
+/// Most remote shells that are on their way at one time; the others wait.
+const MAX_LAUNCHES: u32 = 32;
 /// A port that was free a moment ago may be another's: so often another one is tried.
 const TRIES: u32 = 4;
 /// Addresses of documentation (RFC 5737): the way there is the one to other networks. Nothing is
@@ -35,7 +35,7 @@ const PORT: u16 = 22;
 /// Why a remote shell cannot be a part of the job.
 #[derive(Debug, Error)]
 pub(crate) enum LaunchError {
-    #[error("{MOST} other remote shells are being started")]
+    #[error("{MAX_LAUNCHES} other remote shells are being started")]
     Many,
     #[error("the parts of the job meet on one host: restart it with --at HOST:PORT")]
     OneHost,
@@ -73,7 +73,7 @@ impl Launches {
 
     fn begin(self: &Arc<Launches>) -> Option<Launching> {
         let mut count = self.count();
-        if *count >= MOST {
+        if *count >= MAX_LAUNCHES {
             return None;
         }
         *count += 1;
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn so_many_remote_shells_are_on_their_way_and_no_more() {
         let launches: Arc<Launches> = Arc::default();
-        let mut all: Vec<_> = (0..MOST).map(|_| launches.begin().expect("room")).collect();
+        let mut all: Vec<_> = (0..MAX_LAUNCHES).map(|_| launches.begin().expect("room")).collect();
         assert!(launches.begin().is_none());
         all.pop();
         assert!(launches.begin().is_some());

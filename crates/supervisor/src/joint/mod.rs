@@ -38,8 +38,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Parts of one job on one node.
-const MOST_PARTS: u32 = 4096;
+/// Most parts of one job on one node.
+const MAX_PARTS: u32 = 4096;
 
 /// The job that this one is a part of.
 #[derive(Debug, Clone)]
@@ -86,7 +86,7 @@ impl Joint {
         let _one = lock(&folder.join("parts.lock"))?;
         let before = jobs.parts(job)?;
         clear(jobs, &before);
-        for number in 0..MOST_PARTS {
+        for number in 0..MAX_PARTS {
             let part = part_name(job, number)?;
             // The number of one that has ended stays its own while others run.
             if jobs.find(&part).is_some() {

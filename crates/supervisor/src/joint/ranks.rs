@@ -2,7 +2,7 @@
 //! rank's number, and they meet where the first one says by a key of the step.
 
 use super::launch::meeting_place;
-use super::{Joint, MOST_PARTS, clear, lock, part_name};
+use super::{Joint, MAX_PARTS, clear, lock, part_name};
 use crate::jobs::{JobDir, JobError, JobName, Jobs};
 use crate::rank::{Meeting, Open, RankError, STARTS, hear, met, tell};
 use crate::{JobSpec, RunError};
@@ -85,8 +85,8 @@ fn fits(spec: &JobSpec, open: &Open) -> Result<(), RunError> {
     if let Some((option, _)) = refused.chain([moves]).find(|(_, given)| *given) {
         return Err(RankError::Option(option).into());
     }
-    if open.rank.size > MOST_PARTS {
-        return Err(RankError::Many { ranks: open.rank.size, most: MOST_PARTS }.into());
+    if open.rank.size > MAX_PARTS {
+        return Err(RankError::Many { ranks: open.rank.size, most: MAX_PARTS }.into());
     }
     Ok(())
 }

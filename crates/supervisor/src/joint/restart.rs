@@ -29,7 +29,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longer than any part takes to read its memory; one that fails is told of at once.
-const LONG: Duration = Duration::from_secs(3600);
+const REBUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long another host may need until its part of a restart begins.
 const OTHERS: Duration = Duration::from_secs(60);
 /// How long one on this host may need that has just taken the lock.
@@ -145,7 +145,7 @@ impl Others for Join {
         let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Joined { joint, joining, .. }) = &*joined else { return Ok(Vec::new()) };
         let names =
-            (0..joining.parts.min(super::MOST_PARTS)).map(|number| part_name(&joint.job, number));
+            (0..joining.parts.min(super::MAX_PARTS)).map(|number| part_name(&joint.job, number));
         let names = names.map(|name| name.map(|name| name.to_string()));
         names.collect::<Result<_, _>>().map_err(|error| error.to_string())
     }
@@ -211,7 +211,8 @@ impl Plugin for Join {
         if self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
             return Ok(());
         }
-        let met = self.with(|client, series, who| client.arrive(&series, REBUILT, who, LONG));
+        let met =
+            self.with(|client, series, who| client.arrive(&series, REBUILT, who, REBUILD_TIMEOUT));
         // From here on it is a part as any other.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
         met.map_err(PluginError::Refused)

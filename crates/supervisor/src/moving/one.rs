@@ -27,8 +27,8 @@ const DEPARTURE: Duration = Duration::from_secs(10);
 const END: Duration = Duration::from_secs(5);
 /// For a new proxy that cannot go on to say why.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// New proxies that are tried at most, where what it has on its devices changes.
-const MOST_TRIES: u32 = 8;
+/// Most new proxies that are tried, where what it has on its devices changes.
+const MAX_TRIES: u32 = 8;
 
 /// A client that is being moved. Dropped before the new proxy has it, it stays where it is.
 pub(super) struct Move<'a> {
@@ -178,7 +178,7 @@ impl<'a> Move<'a> {
 
     /// The same with another new proxy; refused where that leads nowhere.
     pub(super) fn another(&mut self) -> Result<(), MoveError> {
-        if self.tries >= MOST_TRIES {
+        if self.tries >= MAX_TRIES {
             return Err(MoveError::Restless { pid: self.pid, tries: self.tries });
         }
         self.begin_target()

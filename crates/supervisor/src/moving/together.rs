@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// For devices to come to rest.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long devices may take to come to rest.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Nothing is taken but what a round needs.
 const PREPARE: Order = Order::PrepareRound {};
 /// New proxies of one client that are tried while the program runs, where what it has on its
@@ -26,13 +26,13 @@ const TRIES: u32 = 4;
 /// Beyond the last bytes, a pause has messages and the ends of two proxies.
 const BESIDES: Duration = Duration::from_millis(5);
 /// Longer than any round takes.
-const LONG: Duration = Duration::from_secs(3600);
+const ROUND_LIMIT: Duration = Duration::from_secs(3600);
 /// Processes that may end before they have moved until a move that has not met any other is given
 /// up: a job may have none that lives for long.
 const SHORT_LIVED: usize = 100;
 /// Rounds of a job that gets others all the time until its move is given up: at least so many where
 /// it is not to stand still for them, else so many more than are asked for.
-const MOST_ROUNDS: u32 = 100;
+const MAX_ROUNDS: u32 = 100;
 
 /// What the last round has come to.
 enum Ending {
@@ -54,7 +54,7 @@ struct Round {
 impl Round {
     /// How long as much would take while the clients wait.
     fn pause(&self) -> Duration {
-        Duration::try_from_secs_f64(self.seconds).unwrap_or(LONG).saturating_add(BESIDES)
+        Duration::try_from_secs_f64(self.seconds).unwrap_or(ROUND_LIMIT).saturating_add(BESIDES)
     }
 }
 
@@ -89,8 +89,8 @@ fn settles(
 /// what it does cannot be followed.
 fn most_rounds(order: &Migrate) -> u32 {
     match order.or_stay {
-        true => order.rounds.max(MOST_ROUNDS),
-        false => order.rounds.saturating_add(MOST_ROUNDS),
+        true => order.rounds.max(MAX_ROUNDS),
+        false => order.rounds.saturating_add(MAX_ROUNDS),
     }
 }
 
@@ -293,7 +293,7 @@ impl<'a> Together<'a> {
     /// begun.
     fn round(&mut self, tell: &mut dyn FnMut(Moving)) -> Result<Option<Round>, MoveError> {
         let job = self.job;
-        let quiet = job.proxies.quiesce(PATIENCE, &PREPARE)?;
+        let quiet = job.proxies.quiesce(QUIESCE_TIMEOUT, &PREPARE)?;
         self.each(|one| one.check_there(&quiet))?;
         self.all(&Order::Show { last: false }, Move::shown)?;
         drop(quiet);
@@ -327,7 +327,7 @@ impl<'a> Together<'a> {
     /// The last round, in which the clients wait.
     fn settle(&mut self, why: Settles, tell: &mut dyn FnMut(Moving)) -> Result<Ending, MoveError> {
         let job = self.job;
-        let mut quiet = job.proxies.quiesce(PATIENCE, &PREPARE)?;
+        let mut quiet = job.proxies.quiesce(QUIESCE_TIMEOUT, &PREPARE)?;
         let begin = Instant::now();
         self.each(|one| one.check_there(&quiet))?;
         if self.order.or_stay && quiet.clients.iter().any(|client| self.is_new(&client.proxy)) {
@@ -459,8 +459,8 @@ mod tests {
     #[test]
     fn rounds_come_to_an_end() {
         let most = |or_stay, rounds| most_rounds(&Migrate { rounds, ..order(or_stay) });
-        assert_eq!((most(true, 4), most(true, 200)), (MOST_ROUNDS, 200));
-        assert_eq!((most(false, 4), most(false, 200)), (MOST_ROUNDS + 4, MOST_ROUNDS + 200));
+        assert_eq!((most(true, 4), most(true, 200)), (MAX_ROUNDS, 200));
+        assert_eq!((most(false, 4), most(false, 200)), (MAX_ROUNDS + 4, MAX_ROUNDS + 200));
         assert_eq!(most(false, u32::MAX), u32::MAX);
     }
 

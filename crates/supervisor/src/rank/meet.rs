@@ -12,8 +12,8 @@ const AT: &str = "kedge.at";
 const KEY: &str = "kedge.key";
 const DOES: &str = "kedge.does";
 const FAILED: &str = "kedge.failed";
-/// The longest reason that others are told, in characters.
-const LONGEST: usize = 300;
+/// Longest reason that others are told, in characters.
+const MAX_REASON_LEN: usize = 300;
 
 /// Where the parts of the joint job meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) fn tell(open: &mut Open, told: Result<&Meeting, &str>) -> Result<(), 
         Err(why) => {
             // Slurm's PMI-2 (22.05) cuts values at semicolons, doubled or not.
             let plain = |c: char| if c == ';' || c.is_control() { ',' } else { c };
-            let why: String = why.chars().map(plain).take(LONGEST).collect();
+            let why: String = why.chars().map(plain).take(MAX_REASON_LEN).collect();
             open.put(FAILED, &why)?;
         }
     }

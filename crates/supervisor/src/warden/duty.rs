@@ -36,11 +36,11 @@ const OBEYS: Duration = Duration::from_secs(5);
 /// How long one may be told of its part's end by others' lack of need for it.
 const LINGERS: Duration = Duration::from_secs(3);
 /// How long whoever has published a plan waits for the others to take it.
-const TAKES: Duration = Duration::from_secs(5);
-/// A part that has stopped waits for the coordinator no longer.
-const ALONE: Duration = Duration::from_secs(60);
-/// Nor for a plan.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a part that has stopped waits for the coordinator.
+const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it waits for a plan.
+const PLAN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A part's warden. Returns what its process ends with.
 ///
@@ -339,11 +339,11 @@ impl Duty {
             drop(known);
             return self.follow(plan);
         }
-        if silent > ALONE {
+        if silent > COORDINATOR_TIMEOUT {
             drop(known);
             return self.give_up("the coordinator of its parts cannot be reached");
         }
-        if waited > PATIENCE {
+        if waited > PLAN_TIMEOUT {
             drop(known);
             return self.give_up("its parts have not agreed on an image");
         }
@@ -461,7 +461,7 @@ impl Duty {
         let Some(Plan::Go { folder, by, lost }) = known.plan.clone() else { return Some(1) };
         let (times, why) = (known.own.times + 1, known.own.why.clone());
         drop(known);
-        if !all_know && since_boot().saturating_sub(self.since) < TAKES {
+        if !all_know && since_boot().saturating_sub(self.since) < TAKE_TIMEOUT {
             return None;
         }
         let names = reading::parts(&folder);

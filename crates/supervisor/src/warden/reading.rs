@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 
-/// Images that are told of.
-const MOST: usize = 8;
+/// Most images that are told of.
+const MAX_IMAGES: usize = 8;
 
 /// Images of the whole job whose part is one of `parts`, the newest first.
 pub(super) fn known(parts: &[PathBuf]) -> Vec<Image> {
@@ -19,7 +19,7 @@ pub(super) fn known(parts: &[PathBuf]) -> Vec<Image> {
     all.sort();
     all.dedup();
     all.reverse();
-    all.truncate(MOST);
+    all.truncate(MAX_IMAGES);
     all
 }
 

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// A proxy that is ready takes its client at once.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a proxy that is ready may need to take its client: it does so at once.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One that waits for its client. It ends when this is dropped.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl WarmProxy {
         let too_long = || ControlError::Failed("its arguments are no text, or too long".into());
         let order = Order::Serve { arguments: arguments.ok_or_else(too_long)? };
         let (near, far) = UnixStream::pair().map_err(|e| ControlError::Channel(e.into()))?;
-        match self.control.ask(&order, &[client, far.as_fd()], PATIENCE)? {
+        match self.control.ask(&order, &[client, far.as_fd()], HANDOVER_TIMEOUT)? {
             Answer::Yes {} => Ok(near),
             _ => Err(ControlError::Nonsense),
         }

@@ -20,7 +20,8 @@ const READY: Duration = Duration::from_secs(120);
 const REST: Duration = Duration::from_secs(1);
 /// After one has failed; twice as long after each further one, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Longest pause after one has failed.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Those of one kind.
 pub(super) struct Pool {
@@ -146,7 +147,7 @@ impl Pool {
                 continue;
             }
             let wait = state.pause().filter(|_| state.lacks_one(self.count));
-            let wait = wait.unwrap_or(LONGEST_PAUSE);
+            let wait = wait.unwrap_or(MAX_PAUSE);
             state =
                 self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -199,7 +200,7 @@ impl Pool {
         (self.say)(why);
         let mut state = self.lock();
         state.starting -= starting;
-        let pause = FIRST_PAUSE.saturating_mul(1 << state.failures.min(6)).min(LONGEST_PAUSE);
+        let pause = FIRST_PAUSE.saturating_mul(1 << state.failures.min(6)).min(MAX_PAUSE);
         // One that has been ready for a while and was killed is replaced at once.
         let pause = if starting == 0 { REST } else { pause };
         state.failures = if starting == 0 { 0 } else { state.failures.saturating_add(1) };

@@ -4,7 +4,7 @@ use super::kind::Kind;
 use super::pool::{Pool, Say, Waiting};
 use crate::jobs::{JobError, JobName, Jobs, private_dir, try_lock};
 use kedge_control::service::{Asker, Limits, Service};
-use kedge_control::warm::{Ask, PATIENCE, PoolStatus, Reply, ask};
+use kedge_control::warm::{Ask, PoolStatus, REQUEST_TIMEOUT, Reply, ask};
 use kedge_socket::SocketError;
 use kedge_wire::Text;
 use std::fs::{self, File};
@@ -19,9 +19,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// One question a connection.
-const LIMITS: Limits = Limits { connections: 256, request: PATIENCE, reply: PATIENCE };
-/// The longest time that a job may wait for a proxy that is being made ready.
-const LONGEST: Duration = Duration::from_secs(10);
+const LIMITS: Limits =
+    Limits { connections: 256, request: REQUEST_TIMEOUT, reply: REQUEST_TIMEOUT };
+/// Longest time that a job may wait for a proxy that is being made ready.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
 pub enum WarmError {
@@ -166,7 +167,7 @@ impl Server {
         let (order, _) = asker.request::<Ask>()?;
         match order {
             Ask::Take { kind, wait_ms } => {
-                let limit = Duration::from_millis(wait_ms.into()).min(LONGEST);
+                let limit = Duration::from_millis(wait_ms.into()).min(MAX_WAIT);
                 match self.find(&kind, limit) {
                     // One that does not arrive ends: nobody else has its socket.
                     Ok(Waiting { pid, control, process }) => {
@@ -239,7 +240,7 @@ fn ask_at(socket: &Path, question: &Ask) -> Result<Reply, WarmError> {
     let nobody = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
     };
-    match ask(socket, question, PATIENCE) {
+    match ask(socket, question, REQUEST_TIMEOUT) {
         Err(SocketError::System(error)) if nobody(&error) => Err(WarmError::None),
         answer => Ok(answer?.0),
     }

@@ -4,7 +4,7 @@ use super::adopted::{WarmProxy, bring_to_own_group};
 use super::{Kind, node_socket};
 use kedge_control::joblog::JobLog;
 use kedge_control::note;
-use kedge_control::warm::{Ask, PATIENCE, Reply, ask};
+use kedge_control::warm::{Ask, REQUEST_TIMEOUT, Reply, ask};
 use kedge_socket::SocketError;
 use kedge_wire::Text;
 use std::io::ErrorKind;
@@ -51,7 +51,7 @@ impl Sources {
             note!(self.log, "no warm proxy from {whose} keeper ({why}): a new one starts");
             None
         };
-        match ask(socket, &order, STARTING + PATIENCE) {
+        match ask(socket, &order, STARTING + REQUEST_TIMEOUT) {
             Ok((Reply::Ready { pid }, fds)) => match <[OwnedFd; 2]>::try_from(fds) {
                 Ok([control, process]) => {
                     if !bring_to_own_group(pid).unwrap_or(false) {

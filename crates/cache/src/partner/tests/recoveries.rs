@@ -4,7 +4,7 @@ use super::*;
 use std::os::unix::fs::FileExt;
 
 /// More than clocks may differ here, and than the time between two notes of a recovery.
-const LONG: Duration = Duration::from_secs(3);
+const CLOCK_MARGIN: Duration = Duration::from_secs(3);
 /// Where the parts of the file begin, which are far from each other.
 const PARTS: [u64; 3] = [0, 40 << 20, 80 << 20];
 
@@ -30,7 +30,7 @@ impl Stops {
                 assert!(!recovers.is_finished(), "{:?}", recovers.join());
                 thread::sleep(Duration::from_millis(5));
             }
-            thread::sleep(LONG);
+            thread::sleep(CLOCK_MARGIN);
             meanwhile();
             fs::write(&self.eio, "").expect("written");
             fs::remove_file(&self.hold).expect("it is there");
@@ -68,14 +68,14 @@ fn a_third_recovery_ends_what_two_have_begun() {
     // What each of them changes below is later than the partner was told of it last.
     let stops = Stops::new(&scratch);
     for part in &PARTS[..2] {
-        thread::sleep(LONG);
+        thread::sleep(CLOCK_MARGIN);
         stops.recover_one(&scratch, *part, b"v1", || {
             let another = recover_partner(&scratch.0.join("below"), &kept(&scratch), None);
             let why = another.expect_err("one is under way").to_string();
             assert!(why.contains("being recovered"), "{why}");
         });
     }
-    thread::sleep(LONG);
+    thread::sleep(CLOCK_MARGIN);
     let recovered = recover(&scratch).expect("recovered");
     assert_eq!((recovered.files, recovered.stuck), (1, vec![]));
     assert!(PARTS.iter().all(|part| is_below(&scratch, *part, b"v1")));
@@ -94,7 +94,7 @@ fn what_a_daemon_writes_after_a_recovery_is_newer() {
     lose_node(&scratch, first);
     let stops = Stops::new(&scratch);
     stops.recover_one(&scratch, PARTS[0], b"v1", || ());
-    thread::sleep(LONG);
+    thread::sleep(CLOCK_MARGIN);
     // Without a partner, as another node has it.
     let daemon = scratch.engine(&RAM, Fsync::Drain);
     let handle = open(&daemon, &scratch.below("a"));
@@ -128,7 +128,7 @@ fn a_daemon_that_is_there_again_goes_on_between_recoveries() {
     }
     // Somebody takes the node for lost, and recovers what it has acknowledged.
     link.lose(&mut link.wire.wait(), &io::Error::other("a test"));
-    thread::sleep(LONG);
+    thread::sleep(CLOCK_MARGIN);
     let stops = Stops::new(&scratch);
     stops.recover_one(&scratch, PARTS[0], b"v2", || {
         // The partner is of no use meanwhile: nothing is acknowledged that it does not have.
@@ -141,9 +141,9 @@ fn a_daemon_that_is_there_again_goes_on_between_recoveries() {
     assert!(!is_below(&scratch, PARTS[1], b"v3"));
     drop(handle);
     lose_node(&scratch, engine);
-    thread::sleep(LONG);
+    thread::sleep(CLOCK_MARGIN);
     stops.recover_one(&scratch, PARTS[0], b"v3", || ());
-    thread::sleep(LONG);
+    thread::sleep(CLOCK_MARGIN);
     assert_eq!(recover(&scratch).expect("recovered").files, 1);
     assert!(PARTS.iter().all(|part| is_below(&scratch, *part, b"v3")));
 }

@@ -7,8 +7,8 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::sync::atomic::AtomicBool;
 
-/// How long a partner of these tests may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a partner may take to answer in these tests.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Listens as a partner that greets, and then takes so many bytes fifty times a second.
 fn slow_partner(bytes: usize) -> PartnerAddress {
@@ -34,7 +34,7 @@ fn slow_partner(bytes: usize) -> PartnerAddress {
 fn impatient(scratch: &Scratch, address: &PartnerAddress) -> Arc<Engine> {
     let mut engine = engine(scratch, address, "");
     let link = Arc::get_mut(&mut engine).and_then(|engine| engine.partner.as_mut());
-    link.expect("nobody else has it").answer = PATIENCE;
+    link.expect("nobody else has it").answer = REPLY_TIMEOUT;
     engine
 }
 
@@ -68,7 +68,7 @@ fn who_waits_too_long_for_another_ends_the_connection() {
     let mut turn = link.wire.wait();
     fsync(&engine, &handle);
     assert_eq!((below(&scratch, "a"), status(&engine).drained), (b"a".to_vec(), 1));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + REPLY_TIMEOUT;
     let told = link.with(&mut turn, until, |wire| wire.ask(&Said::Beat));
     drop(turn);
     assert_eq!((told, link.is_connected()), (None, false));

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-/// An image is durable within this.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long an image may take to become durable.
+const DURABLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Bytes that the disk has room for.
 pub(super) fn room(dir: &Path) -> u64 {
@@ -20,7 +20,7 @@ pub(super) fn durable(image: &Path) -> bool {
 
 /// Returns when the image is one: seconds from `begin` until it was.
 pub(super) fn settle(image: &Path, begin: SystemTime) -> Result<f64, String> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + DURABLE_TIMEOUT;
     while !durable(image) {
         if Instant::now() > end {
             return Err(format!("{} does not become durable", image.display()));

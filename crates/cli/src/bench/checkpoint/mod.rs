@@ -20,18 +20,20 @@ use std::time::SystemTime;
 const ROUNDS: usize = 3;
 const LARGE: u64 = 8 << 30;
 const CHANGES: usize = 3;
-/// Seconds that a rate is measured for, and such times of one drain at most: then the program
-/// rests, and the drain goes on much faster.
+/// Has the program measure a rate for one second.
 const SECONDS: &str = "rate 1";
-const LONGEST: usize = 60;
+/// Most rates that are measured during one drain: then the program rests, and the drain goes on
+/// much faster.
+const MAX_RATES: usize = 60;
 /// Of the blocks.
 const CHANGE: &str = "change 5";
 /// Has a job's proxies read and sum what devices held, and not write it.
 const DISCARD: (&str, &str) = (BENCH_DISCARD, "1");
 /// What the program holds on the host where that is measured, and beside it on the device.
 const RESIDENT: u64 = 1 << 30;
-/// The driver's own checkpoint puts the bytes into host memory: as much as was tried.
-const DRIVER_MOST: u64 = 48 << 30;
+/// Most device memory, in bytes, of which the driver's own checkpoint is measured: it puts the
+/// bytes into host memory, and no more was tried.
+const MAX_DRIVER_SIZE: u64 = 48 << 30;
 
 pub(super) const PAUSE: &str = "the program's longest pause";
 pub(super) const RESIDENT_PAUSE: &str =
@@ -97,7 +99,7 @@ impl Bench<'_> {
             empty(self.dir)?;
         }
         // There may be no driver that can.
-        if self.driver && size <= DRIVER_MOST && !matches!(self.gpu, GpuSpec::Soft { .. }) {
+        if self.driver && size <= MAX_DRIVER_SIZE && !matches!(self.gpu, GpuSpec::Soft { .. }) {
             let times = by_driver(&load.held)?;
             all.driver_takes.push(times.lock + times.checkpoint);
             all.driver_brings.push(times.restore + times.unlock);
@@ -151,7 +153,7 @@ impl Bench<'_> {
         let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
         // A drain that is over sooner is measured with what comes behind it.
         let mut rates = vec![job.ask(SECONDS)?];
-        while rates.len() < LONGEST && !durable(&taken.image) {
+        while rates.len() < MAX_RATES && !durable(&taken.image) {
             rates.push(job.ask(SECONDS)?);
         }
         all.pauses.push(job.ask("gap")? * 1e3);

@@ -21,8 +21,8 @@ const JOB: &str = "bench";
 const WAVE: u32 = 32;
 /// Descriptors beside the members'.
 const OTHERS: u64 = 100;
-/// Nothing takes longer than this but a machine that has stopped.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Nothing takes longer than this unless a machine has stopped.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// What a member says that has joined.
 const JOINED: &str = "joined";
 
@@ -139,7 +139,7 @@ impl Members {
     }
 
     fn line(&self) -> Result<String, String> {
-        self.lines.recv_timeout(PATIENCE).map_err(|_| "barriers: a member is silent".into())
+        self.lines.recv_timeout(TIMEOUT).map_err(|_| "barriers: a member is silent".into())
     }
 
     /// Waits for the end of all.
@@ -181,7 +181,7 @@ pub(crate) fn member(
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
     let (series, who) = (Series::of_job("rounds"), Who::Count { members });
     let mut arrive = |step: u32| {
-        let arrived = client.arrive(&series, step.into(), who, PATIENCE);
+        let arrived = client.arrive(&series, step.into(), who, TIMEOUT);
         arrived.map_err(|error| error.to_string())
     };
     arrive(0)?;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 const PROCESSES: u32 = 256;
 const ROUNDS: u32 = 200;
 const JOB: &str = "bench";
-/// Nothing takes longer than this but a machine that has stopped.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Nothing takes longer than this unless a machine has stopped.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The first step: everybody has been started.
 const ASSEMBLED: u32 = 1;
 
@@ -67,7 +67,7 @@ pub(crate) fn member(folder: &Path, index: u32) -> Result<Vec<f64>, String> {
     let mut client = Client::join(&member, find).map_err(|error| error.to_string())?;
     let series = Barriers::of_node("rounds");
     let mut arrive =
-        |step| client.meet(&series, step, PROCESSES, PATIENCE).map_err(|error| error.to_string());
+        |step| client.meet(&series, step, PROCESSES, TIMEOUT).map_err(|error| error.to_string());
     arrive(ASSEMBLED)?;
     let mut samples = Vec::new();
     let mut begin = Instant::now();

@@ -15,8 +15,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nothing that they do takes longer.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long anything that they do may take.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
@@ -152,7 +152,7 @@ impl<'a> Running<'a> {
     /// As [`Running::line`], of a program that may not even have been started.
     fn first_line(&mut self) -> Result<String, String> {
         let begin = Instant::now();
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             if let Ok(line) = self.answers.recv_timeout(Duration::from_millis(100)) {
                 return Ok(line);
             }
@@ -164,7 +164,7 @@ impl<'a> Running<'a> {
     }
 
     fn line(&self) -> Result<String, String> {
-        self.answers.recv_timeout(PATIENCE).map_err(|_| "its program does not answer".into())
+        self.answers.recv_timeout(TIMEOUT).map_err(|_| "its program does not answer".into())
     }
 
     /// Takes an image into a folder of that name.
@@ -193,7 +193,7 @@ impl<'a> Running<'a> {
     fn dmtcp_image(&self) -> Result<PathBuf, String> {
         let is_whole = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "dmtcp");
         let begin = Instant::now();
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             let found = fs::read_dir(self.folder.join("images")).map_err(|e| e.to_string())?;
             if let Some(path) = found.flatten().map(|entry| entry.path()).find(is_whole) {
                 return Ok(path);
@@ -278,7 +278,7 @@ fn lines(output: File) -> Receiver<String> {
 fn done(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut bounded = Command::new("timeout");
-    bounded.arg(PATIENCE.as_secs().to_string()).arg(&program).args(command.get_args());
+    bounded.arg(TIMEOUT.as_secs().to_string()).arg(&program).args(command.get_args());
     let output = bounded.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     if output.status.success() {
         return Ok(());

@@ -10,8 +10,8 @@ use std::collections::HashSet;
 const VERSION: u32 = 2;
 /// As [`kedge_device::Snapshot::notes`] promises.
 const MAX_BYTES: usize = 64 << 20;
-/// Entries of one list; what all lists hold is bounded by `MAX_BYTES`.
-const MANY: usize = 4 << 20;
+/// Most entries of one list; what all lists hold is bounded by `MAX_BYTES`.
+const MAX_ENTRIES: usize = 4 << 20;
 
 /// More than a program can make.
 const MAX_TEXTURES: u64 = 1 << 62;
@@ -22,15 +22,15 @@ wire! {
         /// The clock of event time stamps, nanoseconds.
         pub clock: u64,
         /// In the order of their addresses.
-        pub allocations: List<Allocation, MANY>,
-        pub modules: List<ModuleNote, MANY>,
-        pub heaps: List<HeapNote, MANY>,
+        pub allocations: List<Allocation, MAX_ENTRIES>,
+        pub modules: List<ModuleNote, MAX_ENTRIES>,
+        pub heaps: List<HeapNote, MAX_ENTRIES>,
         /// When each event that has been recorded was reached.
-        pub events: List<(EventId, u64), MANY>,
+        pub events: List<(EventId, u64), MAX_ENTRIES>,
         /// Sticky errors.
-        pub faults: List<(CtxId, u32), MANY>,
+        pub faults: List<(CtxId, u32), MAX_ENTRIES>,
         /// Handles of textures and surfaces in the order in which they were made.
-        pub textures: List<(CtxId, u64), MANY>,
+        pub textures: List<(CtxId, u64), MAX_ENTRIES>,
         pub last_texture: u64,
         /// What the client was told: see [`kedge_protocol::DeviceInfo::exact`].
         pub exact: bool,
@@ -46,7 +46,7 @@ wire! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct ModuleNote {
         pub module: ModuleId,
-        pub variables: List<Variable, MANY>,
+        pub variables: List<Variable, MAX_ENTRIES>,
         /// Why it can go on nowhere but on this kind of device; empty where it can.
         pub bound: Text<256>,
     }
@@ -64,7 +64,7 @@ wire! {
 
     /// A context's device heap, and (address, length) of what kernels have allocated there.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct HeapNote { pub ctx: CtxId, pub addr: u64, pub size: u64, pub used: List<(u64, u64), MANY> }
+    pub struct HeapNote { pub ctx: CtxId, pub addr: u64, pub size: u64, pub used: List<(u64, u64), MAX_ENTRIES> }
 }
 
 impl Notes {
@@ -132,7 +132,7 @@ impl Notes {
 pub(in crate::device) fn list<T>(
     values: Vec<T>,
     what: &str,
-) -> Result<List<T, MANY>, SnapshotError> {
+) -> Result<List<T, MAX_ENTRIES>, SnapshotError> {
     List::new(values).map_err(|_| too_many(what))
 }
 

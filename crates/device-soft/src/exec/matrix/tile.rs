@@ -191,15 +191,15 @@ impl Number for i32 {
 /// single precision computes it exactly, and much faster than integers.
 #[inline(always)]
 fn multiply_narrow(params: &Params, a: &[i32], b: &[i32], c: &mut [i32]) {
-    const MOST: usize = 1024;
+    const MAX_ELEMENTS: usize = 1024;
     #[inline(always)]
-    fn floats(from: &[i32]) -> [f32; MOST] {
-        let mut out = [0.0; MOST];
+    fn floats(from: &[i32]) -> [f32; MAX_ELEMENTS] {
+        let mut out = [0.0; MAX_ELEMENTS];
         out.iter_mut().zip(from).for_each(|(out, from)| *out = *from as f32);
         out
     }
-    let (left, right, mut sums) = (floats(a), floats(b), [0f32; MOST]);
-    let size = c.len().min(MOST);
+    let (left, right, mut sums) = (floats(a), floats(b), [0f32; MAX_ELEMENTS]);
+    let size = c.len().min(MAX_ELEMENTS);
     fragment::multiply_f32(params.shape, &left[..a.len()], &right[..b.len()], &mut sums[..size]);
     for (c, sum) in c.iter_mut().zip(sums) {
         // SAFETY: the sum is a whole number below 2^24.

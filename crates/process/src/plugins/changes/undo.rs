@@ -17,12 +17,12 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// So long a restart that was killed may take to be gone.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// So long the socket of a process that has ended may take to be gone.
+/// How long a restart that was killed may take to be gone.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the socket of a process that has ended may take to be gone.
 const LAST: Duration = Duration::from_secs(2);
 /// Most journals that are looked at.
-const MOST: usize = 1024;
+const MAX_JOURNALS: usize = 1024;
 const PIECE: usize = 1 << 20;
 
 /// What has been done about a restart that did not come to its end.
@@ -45,7 +45,7 @@ pub fn settle(path: &Path) -> io::Result<Settled> {
         if let Some(told) = journal::read(&folder, name)? {
             return follow(&folder, name, &told);
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > RESTART_TIMEOUT {
             return Err(io::Error::other("the restart that wrote it does not end"));
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -64,7 +64,7 @@ pub fn settle_in(path: &Path) -> Settled {
     let mut settled = Settled::default();
     let Ok(Some(folder)) = Private::open(path) else { return settled };
     let names = folder.names().unwrap_or_default();
-    for name in names.iter().filter(|name| journal::is_ours(name)).take(MOST) {
+    for name in names.iter().filter(|name| journal::is_ours(name)).take(MAX_JOURNALS) {
         let told = journal::read(&folder, name);
         let done = told.and_then(|told| told.map(|told| follow(&folder, name, &told)).transpose());
         match done {

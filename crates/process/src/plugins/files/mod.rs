@@ -193,12 +193,12 @@ fn unlinked(file: &Found) -> bool {
 /// Another name of a file whose own was removed, in the same folder: of temporary files that were
 /// given their names by links.
 fn other_name(file: &Found) -> Option<PathBuf> {
-    const MOST: usize = 10_000;
+    const MAX_ENTRIES: usize = 10_000;
     if file.stat.links == 0 || file.stat.kind() != libc::S_IFREG {
         return None;
     }
     let path = path(file);
-    let names = fs::read_dir(path.parent()?).ok()?.flatten().take(MOST);
+    let names = fs::read_dir(path.parent()?).ok()?.flatten().take(MAX_ENTRIES);
     let same = |name: &fs::DirEntry| {
         let found = || Some(Stat::of(&fs::symlink_metadata(name.path()).ok()?));
         name.ino() == file.stat.inode && found().is_some_and(|found| found.is(&file.stat))

@@ -22,12 +22,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Contents that are kept at most: they are copied while the job stands still.
-const MOST_BYTES: u64 = 16 << 20;
-const MOST_FILES: usize = 256;
-/// What may be the job's is looked at up to that number; where there is more, nobody finds out
-/// whose the rest is.
-const MOST: usize = 1024;
+/// Most bytes of contents that are kept: they are copied while the job stands still.
+const MAX_KEPT_BYTES: u64 = 16 << 20;
+/// Most files whose contents are kept.
+const MAX_KEPT_FILES: usize = 256;
+/// Most files that are looked at because they may be the job's; where there are more, nobody finds
+/// out whose the rest is.
+const MAX_CANDIDATES: usize = 1024;
 /// Folders in a temporary folder that are looked into, one in another.
 const DEPTH: usize = 4;
 
@@ -104,7 +105,7 @@ impl Passing {
 
     fn add(&mut self, places: &Places, folder: &Path, paths: Vec<PathBuf>, depth: usize) {
         for path in paths {
-            if self.0.len() >= MOST {
+            if self.0.len() >= MAX_CANDIDATES {
                 return;
             }
             let Ok(metadata) = path.symlink_metadata() else { continue };
@@ -115,7 +116,12 @@ impl Passing {
             }
             let kept = if metadata.is_dir() { Kept::Folder } else { Kept::LeftOut };
             if metadata.is_dir() && depth > 1 {
-                self.add(places, folder, self::paths(entries(&path).take(MOST)), depth - 1);
+                self.add(
+                    places,
+                    folder,
+                    self::paths(entries(&path).take(MAX_CANDIDATES)),
+                    depth - 1,
+                );
             }
             let stat = Stat::of(&metadata);
             let (born, folder) = (born(&metadata), folder.to_owned());
@@ -131,7 +137,7 @@ impl Passing {
         let (mut bytes, mut files) = (0, 0);
         for candidate in self.0.iter_mut().filter(|candidate| !candidate.is_folder()) {
             let size = candidate.stat.size;
-            if size > SMALL || bytes + size > MOST_BYTES || files == MOST_FILES {
+            if size > SMALL || bytes + size > MAX_KEPT_BYTES || files == MAX_KEPT_FILES {
                 continue;
             }
             let early = places.early.remove(&candidate.path);
@@ -168,12 +174,12 @@ impl Passing {
             }
         }
         append(saved, &inodes)?;
-        let (each, most) = (SMALL >> 20, MOST_BYTES >> 20);
+        let (each, most) = (SMALL >> 20, MAX_KEPT_BYTES >> 20);
         Ok(left.first().map(|first| {
             let others = left.len() - 1;
             format!(
                 "not in the image: {first} and {others} other temporary files that are the job's: up to {each} MiB each, \
-                 {most} MiB and {MOST_FILES} files together are saved"
+                 {most} MiB and {MAX_KEPT_FILES} files together are saved"
             )
         }))
     }
@@ -345,7 +351,7 @@ mod tests {
     fn contents_are_bounded() {
         let scratch = Scratch::new("bounds");
         fs::write(scratch.0.join("large"), vec![1; SMALL as usize + 1]).unwrap();
-        for number in 0..=MOST_BYTES / SMALL {
+        for number in 0..=MAX_KEPT_BYTES / SMALL {
             fs::write(scratch.0.join(number.to_string()), vec![1; SMALL as usize]).unwrap();
         }
         let found = scratch.found(scratch.places(SystemTime::UNIX_EPOCH));
@@ -359,18 +365,18 @@ mod tests {
         for (name, pause) in [("first", 4 * TICK), ("second", Duration::ZERO)] {
             std::thread::sleep(pause);
             let mut places = scratch.places(SystemTime::UNIX_EPOCH);
-            let looked = places.look_into(&scratch.0, MOST).unwrap();
+            let looked = places.look_into(&scratch.0, MAX_CANDIDATES).unwrap();
             assert_eq!(looked.changed.is_some(), !pause.is_zero(), "it has just changed");
             places.looked.push(looked);
             let before = scratch.found(places).0.len();
             let mut places = scratch.places(SystemTime::UNIX_EPOCH);
-            places.looked.push(places.look_into(&scratch.0, MOST).unwrap());
+            places.looked.push(places.look_into(&scratch.0, MAX_CANDIDATES).unwrap());
             fs::write(scratch.0.join(name), "").unwrap();
             assert_eq!(scratch.found(places).0.len(), before + 1);
         }
         // What was another's stays that.
         let mut places = scratch.places(SystemTime::now() + Duration::from_secs(60));
-        places.looked.push(places.look_into(&scratch.0, MOST).unwrap());
+        places.looked.push(places.look_into(&scratch.0, MAX_CANDIDATES).unwrap());
         assert_eq!(places.looked[0].others.len(), 2);
         assert!(places.look_into(&scratch.0, 1).is_none(), "too much to be listed in a pause");
         places.since = Some(SystemTime::UNIX_EPOCH);

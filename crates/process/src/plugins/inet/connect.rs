@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 /// How long an old connection may stand in the way: after a second in TIME-WAIT the kernel lets
 /// another one have its addresses (net.ipv4.tcp_tw_reuse).
-const PATIENCE: Duration = Duration::from_millis(2500);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Most connections that wait at one socket: far above `net.core.somaxconn`'s default.
-const MOST_GONE: u32 = 1 << 16;
+const MAX_BACKLOG: u32 = 1 << 16;
 
 /// Linux 6.3.
 const IP_LOCAL_PORT_RANGE: i32 = 51;
@@ -129,8 +129,9 @@ pub(super) fn dial(six: bool, from: Option<SocketAddr>, to: SocketAddr) -> io::R
     let begin = Instant::now();
     loop {
         let client = tcp(six)?;
-        let own =
-            from.filter(|from| begin.elapsed() < PATIENCE && bind_client(&client, *from).is_ok());
+        let own = from.filter(|from| {
+            begin.elapsed() < CONNECT_TIMEOUT && bind_client(&client, *from).is_ok()
+        });
         match bounded(&client, to) {
             Err(error) if own.is_some() && in_the_way(&error) => {
                 std::thread::sleep(Duration::from_millis(20));
@@ -197,7 +198,7 @@ pub(super) fn bounded(fd: &OwnedFd, to: SocketAddr) -> io::Result<()> {
         Err(Errno::INPROGRESS) => {}
         other => return Ok(other?),
     }
-    let wait = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let wait = Timespec { tv_sec: CONNECT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     let mut fds = [PollFd::new(fd, PollFlags::OUT)];
     if retry_on_intr(|| poll(&mut fds, Some(&wait)))? == 0 {
         return Err(io::Error::from(io::ErrorKind::TimedOut));
@@ -215,7 +216,7 @@ fn patiently(
     let begin = Instant::now();
     loop {
         match connected(listener, six, Some(from), to) {
-            Err(e) if in_the_way(&e) && begin.elapsed() < PATIENCE => {
+            Err(e) if in_the_way(&e) && begin.elapsed() < CONNECT_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             other => return other,
@@ -304,7 +305,7 @@ pub(super) fn come_and_go(
     let ip = if local.ip().is_unspecified() { loopback(socket.six) } else { local.ip() };
     let to = SocketAddr::new(ip, local.port());
     let once = || bounded(&tcp(socket.six)?, to);
-    (0..times.min(MOST_GONE)).try_for_each(|_| once()).to(|| format!("connect to {to} again"))
+    (0..times.min(MAX_BACKLOG)).try_for_each(|_| once()).to(|| format!("connect to {to} again"))
 }
 
 /// Closes `fd` so that the other end sees a reset.

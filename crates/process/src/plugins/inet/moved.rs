@@ -4,8 +4,8 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Most bytes of the kernel's tables that are read.
-const MOST: usize = 4 << 20;
+/// Longest of the kernel's tables that is read, in bytes.
+const MAX_TABLE_LEN: usize = 4 << 20;
 
 /// `address` where this machine has it; else this machine's own of its kind with that port. `None`
 /// if it has none or several.
@@ -29,7 +29,7 @@ pub(super) fn own() -> Vec<IpAddr> {
 
 fn table(path: &str) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
-    if text.len() > MOST { String::new() } else { text }
+    if text.len() > MAX_TABLE_LEN { String::new() } else { text }
 }
 
 fn own_four() -> Vec<IpAddr> {

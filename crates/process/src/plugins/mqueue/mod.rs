@@ -20,10 +20,10 @@ use std::os::unix::ffi::OsStrExt;
 
 /// linux/magic.h
 pub(crate) const MAGIC: u64 = 0x1980_0202;
-/// The kernel's own bounds on messages of a queue and bytes of a message (HARD_MSGMAX,
-/// HARD_MSGSIZEMAX).
-const MOST: i64 = 65536;
-const LONGEST: i64 = 16 << 20;
+/// Most messages of a queue that the kernel allows (HARD_MSGMAX).
+const MAX_MESSAGES: i64 = 65536;
+/// Longest message that the kernel allows, in bytes (HARD_MSGSIZEMAX).
+const MAX_MESSAGE_LEN: i64 = 16 << 20;
 const SUFFIX: &[u8] = b" (deleted)";
 
 #[derive(Debug)]
@@ -143,7 +143,8 @@ fn look(
     bytes: usize,
     (most, longest): (i64, i64),
 ) -> io::Result<Vec<(u32, Vec<u8>)>> {
-    let (most, longest) = (most.clamp(0, MOST) as usize, longest.clamp(0, LONGEST) as usize);
+    let (most, longest) =
+        (most.clamp(0, MAX_MESSAGES) as usize, longest.clamp(0, MAX_MESSAGE_LEN) as usize);
     let mut data = vec![0; bytes.min(most.saturating_mul(longest)) + longest];
     let mut taken: Vec<(u32, usize)> = Vec::with_capacity(most);
     survive(|| take_and_put(queue, longest, &mut data, &mut taken))??;
@@ -189,7 +190,7 @@ fn take_and_put(
 fn make(queue: &Queue, world: &mut World) -> Result<(), PluginError> {
     let shown = queue.name.0.display();
     let (most, longest) = queue.limits;
-    if !(1..=MOST).contains(&most) || !(1..=LONGEST).contains(&longest) {
+    if !(1..=MAX_MESSAGES).contains(&most) || !(1..=MAX_MESSAGE_LEN).contains(&longest) {
         return Err(damaged(format!("the limits of the message queue {shown}")));
     }
     let name = queue.name.0.as_os_str().as_bytes();

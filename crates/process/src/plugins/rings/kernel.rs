@@ -8,9 +8,10 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Most entries of each queue that the kernel makes (IORING_MAX_ENTRIES, IORING_MAX_CQ_ENTRIES).
-pub(super) const MOST_ENTRIES: u32 = 32768;
-pub(super) const MOST_COMPLETIONS: u32 = 2 * MOST_ENTRIES;
+/// Most entries of a submission queue that the kernel makes (IORING_MAX_ENTRIES).
+pub(super) const MAX_ENTRIES: u32 = 32768;
+/// Most entries of a completion queue that the kernel makes (IORING_MAX_CQ_ENTRIES).
+pub(super) const MAX_COMPLETIONS: u32 = 2 * MAX_ENTRIES;
 /// Bytes of `struct io_uring_sqe` and `struct io_uring_cqe` without extensions.
 pub(super) const SQE: u64 = 64;
 pub(super) const CQE: u64 = 16;

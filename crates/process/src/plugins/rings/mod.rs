@@ -10,7 +10,7 @@ use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::procfs::{self, FdInfo};
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin, survey};
-use kernel::{Layout, MOST_COMPLETIONS, MOST_ENTRIES, SQE, Shared};
+use kernel::{Layout, MAX_COMPLETIONS, MAX_ENTRIES, SQE, Shared};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use serde::{Deserialize, Serialize};
@@ -28,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// stands still.
 const GROUPS: u16 = 4095;
 const FIRST_GROUPS: u16 = 255;
-/// So many requests take some seconds to be submitted.
-const MANY: u64 = 1 << 23;
+/// Requests above which the user is told: so many take some seconds to be submitted.
+const NOTICE_THRESHOLD: u64 = 1 << 23;
 const PAGE: u64 = 4096;
 
 #[derive(Debug)]
@@ -237,7 +237,7 @@ fn size(ring: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
 
 fn are_possible(entries: u32, completions: u32) -> bool {
     let is = |count: u32, most: u32| count.is_power_of_two() && count <= most;
-    is(entries, MOST_ENTRIES) && is(completions, MOST_COMPLETIONS) && entries <= completions
+    is(entries, MAX_ENTRIES) && is(completions, MAX_COMPLETIONS) && entries <= completions
 }
 
 /// Whether its entries are other than those of an ordinary ring: then its memory is longer.
@@ -353,7 +353,7 @@ fn make(saved: &Saved, world: &mut World) -> Result<(), PluginError> {
     let contents = contents.ok_or_else(|| damaged("the contents of a ring of io_uring"))?;
     let (silent, read, unread) = saved.steps();
     let requests = silent + read + unread;
-    if requests > MANY {
+    if requests > NOTICE_THRESHOLD {
         world.tell(&format!(
             "turning a ring of io_uring to where it was, by {requests} requests that do nothing"
         ));

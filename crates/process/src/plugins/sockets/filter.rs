@@ -5,8 +5,8 @@ use rustix::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 use std::io;
 
-/// Instructions of the longest program (`BPF_MAXINSNS`), of 8 bytes each.
-const MOST: usize = 4096;
+/// Most instructions of a program (`BPF_MAXINSNS`), of 8 bytes each.
+const MAX_INSTRUCTIONS: usize = 4096;
 const INSTRUCTION: usize = 8;
 
 /// Returns the instructions of the socket's filter; `None` if it has none.
@@ -24,7 +24,7 @@ pub(crate) fn read(fd: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     if count == 0 {
         return Ok(None);
     }
-    let mut program = vec![0; count.min(MOST) * INSTRUCTION];
+    let mut program = vec![0; count.min(MAX_INSTRUCTIONS) * INSTRUCTION];
     length_in_instructions(&fd, &mut program)?;
     Ok(Some(program))
 }
@@ -46,7 +46,7 @@ fn length_in_instructions(fd: impl AsFd, program: &mut [u8]) -> io::Result<usize
 /// Gives the socket this filter.
 pub(crate) fn attach(fd: impl AsFd, program: &[u8]) -> io::Result<()> {
     let count = program.len() / INSTRUCTION;
-    if count > MOST || !program.len().is_multiple_of(INSTRUCTION) {
+    if count > MAX_INSTRUCTIONS || !program.len().is_multiple_of(INSTRUCTION) {
         return Err(Errno::INVAL.into());
     }
     let mut instructions: Vec<libc::sock_filter> = program

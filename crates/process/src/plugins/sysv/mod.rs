@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 pub(crate) use segments::doom;
-pub(crate) use semaphores::{MOST, value};
+pub(crate) use semaphores::{MAX_VALUE, value};
 pub(crate) use sys::{Operation, bytes_of, segment_bytes};
 
 const NAME: &str = "sysv";

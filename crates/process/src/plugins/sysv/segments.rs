@@ -16,8 +16,8 @@ use std::os::unix::fs::FileExt;
 
 /// Bits of shmctl(2)'s mode.
 const DOOMED: u32 = 0o1000;
-/// Longest segment of huge pages.
-const MOST_HUGE: u64 = 1 << 46;
+/// Longest segment of huge pages, in bytes.
+const MAX_HUGE_LEN: u64 = 1 << 46;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Segment {
@@ -114,7 +114,7 @@ pub(super) fn make(segment: &Segment, world: &mut World) -> Result<(), PluginErr
     let Common { id, key, mode, uid, gid } = segment.common;
     let saved = world.content(&segment.contents)?;
     let (bytes, pages) = (segment.bytes, segment.huge);
-    if pages != 0 && (!huge::is_possible(pages, 0, pages) || bytes > MOST_HUGE) {
+    if pages != 0 && (!huge::is_possible(pages, 0, pages) || bytes > MAX_HUGE_LEN) {
         return Err(damaged(format!("huge pages of {pages} bytes")));
     }
     let whole = if pages == 0 { bytes } else { bytes.next_multiple_of(pages) };

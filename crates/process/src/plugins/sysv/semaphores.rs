@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 
-/// The highest value: SEMVMX.
-pub(crate) const MOST: i32 = 32767;
+/// Highest value of a semaphore (SEMVMX).
+pub(crate) const MAX_VALUE: i32 = 32767;
 /// Most semaphores of a set that an administrator can allow.
 const MAX_COUNT: usize = 65536;
 /// Semaphores that one call touches, two operations each: SEMOPM was 32 on older kernels.
@@ -45,7 +45,7 @@ pub(super) fn save(row: &Row, capture: &Capture) -> Result<Set, PluginError> {
 pub(super) fn make(set: &Set, world: &mut World) -> Result<(), PluginError> {
     let Common { id, key, mode, uid, gid } = set.common;
     let good = (1..=MAX_COUNT).contains(&set.values.len())
-        && set.values.iter().all(|value| i32::from(*value) <= MOST)
+        && set.values.iter().all(|value| i32::from(*value) <= MAX_VALUE)
         && set.last.keys().all(|number| usize::from(*number) < set.values.len());
     if !good {
         return Err(damaged(format!("the System V semaphore set {id}")));
@@ -65,7 +65,7 @@ pub(super) fn make(set: &Set, world: &mut World) -> Result<(), PluginError> {
 
 /// Two operations that change nothing.
 fn touch(number: u16, value: u16) -> [Operation; 2] {
-    let by = if i32::from(value) < MOST { 1 } else { -1 };
+    let by = if i32::from(value) < MAX_VALUE { 1 } else { -1 };
     [by, -by].map(|by| Operation { number, by, flags: libc::IPC_NOWAIT })
 }
 

@@ -12,8 +12,8 @@ use kedge_protocol::{
 };
 use kedge_wire::{Bytes, List};
 
-/// Pieces that are not worth a thread of the proxy's.
-const FEW: usize = 8;
+/// Most pieces that are posted with their bytes: so few are not worth a thread of the proxy's.
+const MAX_INLINE_PIECES: usize = 8;
 /// Messages of many pieces that are under way at once: each takes a thread of the proxy's and
 /// 2 MiB of pinned memory.
 const AT_ONCE: usize = 32;
@@ -71,7 +71,7 @@ impl Moves {
     fn send_pieces(&mut self, view: &View, state: &mut State) {
         self.bytes = 0;
         let pieces = std::mem::take(&mut self.pieces);
-        if pieces.len() <= FEW {
+        if pieces.len() <= MAX_INLINE_PIECES {
             for piece in pieces {
                 let again = copy(piece.dst, piece.src, piece.bytes, Way::There);
                 let sent = inline(piece, view).unwrap_or_else(|| again.clone());

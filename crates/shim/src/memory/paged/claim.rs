@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a launch waits at most. What the thread waits for may itself wait for that launch.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait of a launch. What the thread waits for may itself wait for that launch.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 static CLAIMS: Claims = Claims::new();
 
@@ -34,7 +34,7 @@ pub(super) fn is_claimed() -> bool {
 
 /// Waits until no thread wants memory, or for long enough.
 pub(super) fn let_claims_pass() {
-    CLAIMS.wait(PATIENCE);
+    CLAIMS.wait(MAX_WAIT);
 }
 
 #[derive(Debug)]

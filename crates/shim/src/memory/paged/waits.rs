@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a touch waits before the log says so.
-const LONG: Duration = Duration::from_secs(5);
+const LOG_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// When each touch began that waits now: by numbers, the oldest first.
 static WAITING: Mutex<(u64, Vec<(u64, Instant)>)> = Mutex::new((0, Vec::new()));
@@ -46,7 +46,7 @@ fn watch() {
             waiting = BEGUN.wait(waiting).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
-        let left = LONG.saturating_sub(since.elapsed());
+        let left = LOG_THRESHOLD.saturating_sub(since.elapsed());
         if left.is_zero() {
             break;
         }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 /// Most addresses, and most ports, of one part.
-const MOST: usize = 512;
+const MAX_OF_PART: usize = 512;
 
 /// What a part tells of its host.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,7 +39,8 @@ pub(in super::super) fn write(
         .filter(|socket| !socket.is_stream() || matches!(socket.role, Role::Listening { .. }));
     let ports = bound.filter_map(|socket| Some((socket.is_stream(), socket.local?.port())));
     let ports: BTreeSet<(bool, u16)> = ports.collect();
-    let (before, ports) = (before.into_iter().take(MOST), ports.into_iter().take(MOST));
+    let (before, ports) =
+        (before.into_iter().take(MAX_OF_PART), ports.into_iter().take(MAX_OF_PART));
     let page = Page { before: before.collect(), ports: ports.collect(), now: here.all() };
     say(others, &name(&others.name()), &page)
 }
@@ -54,11 +55,11 @@ pub(in super::super) fn read(others: &dyn Others, here: &Here) -> Result<Table, 
     for part in parts {
         // One without sockets has told nothing.
         let Some(page) = heard::<Page>(others, &name(&part))? else { continue };
-        for before in page.before.iter().take(MOST).filter(|before| !before.is_loopback()) {
+        for before in page.before.iter().take(MAX_OF_PART).filter(|before| !before.is_loopback()) {
             let chosen = here.choose(&page.now, SocketAddr::new(*before, 0));
             let Some(now) = chosen.first().map(SocketAddr::ip) else { continue };
             table.host(*before, now);
-            for (tcp, port) in page.ports.iter().take(MOST) {
+            for (tcp, port) in page.ports.iter().take(MAX_OF_PART) {
                 table.port(*tcp, SocketAddr::new(*before, *port), now);
             }
         }

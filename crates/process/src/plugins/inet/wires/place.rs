@@ -11,7 +11,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Most addresses of one host that are told of.
-const MOST: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 
 /// A network namespace, as only its own processes see it.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ impl Here {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let id = format!("@{:.36}/{:.32}", boot.trim(), network.to_string_lossy());
-        let own = moved::own().into_iter().take(MOST).collect();
+        let own = moved::own().into_iter().take(MAX_ADDRESSES).collect();
         Here { id, own }
     }
 
@@ -73,7 +73,7 @@ impl Here {
         let before = canonical(before);
         let near = offer.here == self.id;
         let mut found: Vec<SocketAddr> =
-            offer.at.iter().take(MOST).copied().map(canonical).collect();
+            offer.at.iter().take(MAX_ADDRESSES).copied().map(canonical).collect();
         let of_kind = |one: &SocketAddr| one.is_ipv4() == before.is_ipv4();
         found.retain(|one| of_kind(one) && (near || !one.ip().is_loopback()));
         found.sort_by_key(|one| {
@@ -102,7 +102,7 @@ impl Host {
         let at = local.map(|local| here.reached(local)).unwrap_or_default();
         let mut own = translate::former(&here.own);
         own.extend(&here.own);
-        own.truncate(MOST);
+        own.truncate(MAX_ADDRESSES);
         Host { here: here.id.clone(), at, own }
     }
 
@@ -128,7 +128,7 @@ pub(in super::super) fn publish(
     here: &Here,
 ) -> Result<(), PluginError> {
     let offer = serde_json::to_vec(&here.offer(now)).unwrap_or_default();
-    for ip in host.at.iter().take(MOST) {
+    for ip in host.at.iter().take(MAX_ADDRESSES) {
         let name = host.name(kind, SocketAddr::new(*ip, before.port()));
         // Hosts may have had the same private address: the first one counts.
         others.publish(&name, &offer).map_err(refused)?;

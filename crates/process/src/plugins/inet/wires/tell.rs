@@ -23,7 +23,7 @@ const ARRIVAL: Duration = Duration::from_millis(20);
 /// Between two looks.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 /// Most closed ends of one host that are told of; they may be anybody's.
-const MOST_CLOSED: usize = 1024;
+const MAX_CLOSED: usize = 1024;
 
 /// What a part tells of one end.
 #[derive(Debug, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ fn orphans() -> Result<Vec<(SocketAddr, SocketAddr, u32)>, PluginError> {
         let state = State::of(one.state);
         state.finished() && one.unsent > 0 && state != State::FIN_WAIT_2
     };
-    let ends = found.into_iter().filter(sends).take(MOST_CLOSED).map(|one| {
+    let ends = found.into_iter().filter(sends).take(MAX_CLOSED).map(|one| {
         let local = canonical(SocketAddr::new(one.local, one.port));
         (local, canonical(one.remote), one.unsent)
     });

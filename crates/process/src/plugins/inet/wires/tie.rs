@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 /// How long somebody who has begun to say who it is may take.
 const HELLO: Duration = Duration::from_millis(500);
-/// Most who have connected and say nothing.
-const MOST_SILENT: usize = 1024;
+/// Most connections at a time whose other ends have said nothing.
+const MAX_SILENT: usize = 1024;
 /// How long one that was found may take to answer, where it has other addresses as well.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long the other ends may take in all once every part has said where it is.
@@ -223,7 +223,7 @@ impl Doors {
             // Whoever has hung up again is gone.
             silent.extend(accept_with(door, SocketFlags::CLOEXEC));
         }
-        silent.drain(..silent.len().saturating_sub(MOST_SILENT));
+        silent.drain(..silent.len().saturating_sub(MAX_SILENT));
         Ok(found)
     }
 }
