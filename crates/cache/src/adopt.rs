@@ -1,7 +1,7 @@
 //! What a killed daemon, or one before a reboot, has left: found in the tiers' journals.
 
 use crate::CacheError;
-use crate::below::{self, Below};
+use crate::backing::{self, BackingFolder};
 use crate::control::Stuck;
 use crate::device::Device;
 use crate::engine::{Engine, Lost, Unclaimed};
@@ -64,8 +64,8 @@ pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
 /// The same; `new` is the device that was opened.
 fn open_with(spec: Spec, new: &mut Option<Arc<Device>>) -> Result<Engine, CacheError> {
     let under = spec.under.clone();
-    let below =
-        Below::open(&under).map_err(|error| CacheError::io("cannot open", &under, error))?;
+    let below = BackingFolder::open(&under)
+        .map_err(|error| CacheError::io("cannot open", &under, error))?;
     let (mut tiers, mut replays, mut lost) = (Vec::new(), Vec::new(), None);
     for tier in &spec.tiers {
         let bytes = tier.bytes;
@@ -179,7 +179,7 @@ fn lost_with(
 fn tell_lost(engine: &Engine, held: &Held, parts: RangeMap<()>) {
     engine.note_broken(&held.identity.path, parts.total());
     let Ok(node) = find(&engine.below, held, true) else { return };
-    let Ok(stat) = below::stat(&node) else { return };
+    let Ok(stat) = backing::stat(&node) else { return };
     let key = (stat.st_dev, stat.st_ino);
     let file = engine.known(key).unwrap_or_else(|| {
         engine.adopt(CachedFile::new(held.file, key, Arc::new(node), held.identity.user))
@@ -239,7 +239,7 @@ fn adopt_all(engine: &Engine, all: Vec<Held>, named: bool) -> io::Result<Vec<Unc
 
 /// Looks for files by their numbers in the whole folder: another node may have renamed them, or
 /// the name that was known may have been one of several. Returns whether it could look everywhere.
-fn rename_moved(below: &Below, held: &mut [Held]) -> bool {
+fn rename_moved(below: &BackingFolder, held: &mut [Held]) -> bool {
     let mut folders = vec![Vec::new()];
     let mut seen_all = true;
     while let Some(folder) = folders.pop() {
@@ -278,13 +278,13 @@ fn kept(why: &'static str) -> Lost {
 /// A number alone says little: it is given to another file, maybe another user's, when the first
 /// one is gone. When the file was made says more; where that is not known, its name must be the one
 /// that was known, too.
-fn find(below: &Below, held: &Held, named: bool) -> Result<OwnedFd, Lost> {
+fn find(below: &BackingFolder, held: &Held, named: bool) -> Result<OwnedFd, Lost> {
     let identity = &held.identity;
     if identity.path.is_empty() {
         return Err(kept("the journals' records of its name are damaged, or differ"));
     }
     // Of a folder whose file system is not mounted just now, nothing is known.
-    let mounted = below::stat(&below.root).is_ok_and(|root| root.st_dev == identity.device);
+    let mounted = backing::stat(&below.root).is_ok_and(|root| root.st_dev == identity.device);
     let lost = |why| match mounted {
         true => Lost { why, gone: true },
         false => kept("the folder is on another device than it was, and has no such file"),
@@ -293,13 +293,13 @@ fn find(below: &Below, held: &Held, named: bool) -> Result<OwnedFd, Lost> {
     let unknown = kept("the file below cannot be looked for");
     let missed = |error: io::Error| if is_gone(&error) { gone } else { unknown };
     let node = below.find(&identity.path).map_err(missed)?;
-    let stat = below::stat(&node).map_err(missed)?;
+    let stat = backing::stat(&node).map_err(missed)?;
     if stat.st_ino != identity.inode
         || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
     {
         return Err(gone);
     }
-    let birth = below::birth(&node);
+    let birth = backing::birth(&node);
     let is_known = birth != 0 && identity.birth != 0;
     if is_known && birth != identity.birth {
         return Err(lost("another file has got its number below"));
@@ -332,13 +332,13 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
             return Ok(Err(kept("its tier lacks bytes that the journal promises")));
         }
     }
-    let Ok(writable) = below::reopen(&node, OFlags::WRONLY) else {
+    let Ok(writable) = backing::reopen(&node, OFlags::WRONLY) else {
         return Ok(Err(kept("the file below cannot be opened for writing")));
     };
     if is_newer_below(engine, held.file, &writable)? {
         return Ok(Err(kept(NEWER)));
     }
-    let stat = below::stat(&node)?;
+    let stat = backing::stat(&node)?;
     let key = (stat.st_dev, stat.st_ino);
     let file = CachedFile::new(held.file, key, Arc::new(node), held.identity.user);
     let mut state = file.lock();
@@ -351,13 +351,13 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
     state.stays = true;
     for (range, tier) in held.parts.iter() {
         let taken = state.extents.write(range, tier).taken;
-        engine.desk().limits.hold(tier, file.user, taken);
+        engine.scheduler().limits.hold(tier, file.user, taken);
     }
     state.promised = state.extents.unwritten();
     engine.below.promise_held(state.promised);
     state.parts = state.extents.parts();
-    engine.desk().limits.note_parts(file.user, 0, state.parts);
-    engine.desk().order.found(held.file, state.promised, engine.now());
+    engine.scheduler().limits.note_parts(file.user, 0, state.parts);
+    engine.scheduler().order.found(held.file, state.promised, engine.now());
     drop(state);
     engine.adopt(file);
     Ok(Ok(()))

@@ -14,9 +14,9 @@ fn key_of(path: &std::path::Path) -> crate::file::Key {
 }
 
 /// What a journal says of a file that is there.
-fn held(scratch: &Scratch, below: &Below, name: &str) -> Held {
+fn held(scratch: &Scratch, below: &BackingFolder, name: &str) -> Held {
     let meta = fs::metadata(scratch.below(name)).expect("a file");
-    let birth = below::birth(&below.find(name.as_bytes()).expect("a file"));
+    let birth = backing::birth(&below.find(name.as_bytes()).expect("a file"));
     let (device, inode, user) = (meta.dev(), meta.ino(), meta.uid());
     let identity = Identity { device, inode, user, birth, path: name.into() };
     Held {
@@ -32,7 +32,7 @@ fn held(scratch: &Scratch, below: &Below, name: &str) -> Held {
 fn a_file_that_got_the_number_of_a_lost_one_is_left_alone() {
     let scratch = Scratch::new("number");
     fs::write(scratch.below("a"), "").expect("a file");
-    let below = Below::open(&scratch.0.join("below")).expect("a folder");
+    let below = BackingFolder::open(&scratch.0.join("below")).expect("a folder");
     let known = held(&scratch, &below, "a");
     assert!(find(&below, &known, true).is_ok());
     let mut other = known.clone();
@@ -56,7 +56,7 @@ fn what_is_no_file_is_not_opened() {
     let fifo = rustix::fs::FileType::Fifo;
     let path = scratch.below("a");
     rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, mode, 0).expect("a queue");
-    let below = Below::open(&scratch.0.join("below")).expect("a folder");
+    let below = BackingFolder::open(&scratch.0.join("below")).expect("a folder");
     let held = held(&scratch, &below, "a");
     assert!(find(&below, &held, true).is_err(), "to open it would wait for ever");
 }
@@ -117,7 +117,7 @@ fn a_shadow_that_lacks_bytes_is_told_and_not_drained() {
 }
 
 /// Whether data of a file may be given up.
-fn is_lost(below: &Below, held: &Held) -> bool {
+fn is_lost(below: &BackingFolder, held: &Held) -> bool {
     find(below, held, false).expect_err("no such file").gone
 }
 
@@ -125,7 +125,7 @@ fn is_lost(below: &Below, held: &Held) -> bool {
 fn only_what_is_surely_gone_is_given_up() {
     let scratch = Scratch::new("surely");
     fs::write(scratch.below("a"), "").expect("a file");
-    let below = Below::open(&scratch.0.join("below")).expect("a folder");
+    let below = BackingFolder::open(&scratch.0.join("below")).expect("a folder");
     let known = held(&scratch, &below, "a");
     let named = |path: &[u8]| Held {
         identity: Identity { path: path.to_vec(), ..known.identity.clone() },

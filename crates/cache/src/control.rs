@@ -165,10 +165,11 @@ impl Engine {
         let unclaimed = self.unclaimed.iter().take(NAMED);
         stuck.extend(unclaimed.map(|lost| self.unclaimed_file(lost)));
         let partner = self.partner_status();
-        let desk = self.desk();
-        let tiers = self.tiers.iter().zip(desk.limits.rooms());
+        let scheduler = self.scheduler();
+        let tiers = self.tiers.iter().zip(scheduler.limits.rooms());
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let mut users: Vec<_> = desk.limits.users().iter().map(|(u, bytes)| (*u, *bytes)).collect();
+        let mut users: Vec<_> =
+            scheduler.limits.users().iter().map(|(u, bytes)| (*u, *bytes)).collect();
         users.sort_unstable();
         Status {
             under: self.spec.under.clone(),
@@ -184,8 +185,8 @@ impl Engine {
                 .collect(),
             dirty: self.below.promised(),
             files,
-            oldest: desk.order.longest(self.now()).map(|age| age / 1000),
-            waiting: desk.waiting.len() as u64,
+            oldest: scheduler.order.longest(self.now()).map(|age| age / 1000),
+            waiting: scheduler.waiting.len() as u64,
             below: self.pool.len() as u64,
             users,
             absorbed: count(&self.counters.absorbed),

@@ -262,7 +262,7 @@ fn start_forgetting(
     let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
     let engine = engine.clone();
     start("forgetting", move || {
-        while !engine.desk().stopped {
+        while !engine.scheduler().stopped {
             thread::sleep(TICK);
             if nodes.len() > most {
                 for (parent, name) in nodes.to_forget(most - most / 8) {
@@ -279,7 +279,7 @@ fn start_forgetting(
 ///
 /// From then on nothing goes into tiers: writes go through to the file system below.
 fn unmount_for_good(engine: &Arc<Engine>) {
-    engine.desk().order.hurry(true);
+    engine.scheduler().order.set_urgent(true);
     // The folder stays mounted during the drain: programs go on.
     let _ = engine.drain_all();
     engine.stopping.store(true, Ordering::Relaxed);
@@ -360,7 +360,7 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
         let engine = engine.clone();
         workers.push(start("device", move || {
             let mut watched = Watched::default();
-            while !engine.desk().stopped {
+            while !engine.scheduler().stopped {
                 thread::sleep(TICK);
                 engine.watch_device(&mut watched);
             }
@@ -372,7 +372,7 @@ fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, Ca
     }
     let engine = engine.clone();
     let watch = start("watch", move || {
-        while !engine.desk().stopped {
+        while !engine.scheduler().stopped {
             thread::sleep(TICK);
             engine.watch_memory();
             engine.end_leases(lease::LASTS);
@@ -391,13 +391,13 @@ impl Engine {
             return;
         };
         let Some(available) = available_memory() else { return };
-        let mut desk = self.desk();
-        let used = desk.limits.rooms()[index].used;
+        let mut scheduler = self.scheduler();
+        let used = scheduler.limits.rooms()[index].used;
         let more = available.saturating_sub(self.spec.host_free);
         // Drains free memory slowly, so the limit falls below what is used if memory is short.
         let lack = self.spec.host_free.saturating_sub(available);
         let limit = (used.saturating_sub(lack) + more).min(self.spec.tiers[index].bytes);
-        desk.limits.set_limit(index, limit);
+        scheduler.limits.set_limit(index, limit);
     }
 }
 
@@ -439,9 +439,9 @@ fn answer(engine: &Arc<Engine>, mut stream: UnixStream, events: &Sender<Event>) 
 
 /// Drains everything at full speed.
 fn drained(engine: &Arc<Engine>) -> Answer {
-    engine.desk().order.hurry(true);
+    engine.scheduler().order.set_urgent(true);
     let result = engine.drain_all();
-    engine.desk().order.hurry(false);
+    engine.scheduler().order.set_urgent(false);
     // The partner's copies are older now.
     engine.tell_partner();
     match result {
@@ -490,7 +490,7 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
     engine.closing.store(true, Ordering::SeqCst);
     drop(engine.world.write());
     engine.end_leases(Duration::ZERO);
-    engine.desk().stopped = true;
+    engine.scheduler().stopped = true;
     engine.work.notify_all();
     if let Err(failed) = first.and_then(|()| engine.drain_all()) {
         return Err(CacheError::Left(failures(&failed)));

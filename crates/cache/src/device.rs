@@ -178,7 +178,7 @@ fn greet(socket: &Path, daemon: u64, keep: u64) -> Result<Greeting, SocketError>
 }
 
 /// Returns whether nobody listens at a socket, or there is none.
-fn is_nobody(error: &SocketError) -> bool {
+fn nobody_listens(error: &SocketError) -> bool {
     let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
     matches!(error, SocketError::System(error) if nobody.contains(&error.kind()))
 }
@@ -275,7 +275,7 @@ impl Device {
         };
         let (first, started) = match greet(socket, daemon, keep) {
             Ok(greeting) => (greeting, false),
-            Err(error) if is_nobody(&error) => {
+            Err(error) if nobody_listens(&error) => {
                 let Some(spec) = spec.filter(|_| bytes >= PART) else { return Ok(None) };
                 start(spec, socket, bytes, START)?;
                 (greet(socket, daemon, keep).map_err(failed)?, true)
@@ -397,7 +397,7 @@ impl Device {
             Ok(greeting) if greeting.number == self.number => {
                 return self.give_line(Line { channel: greeting.channel, ..line });
             }
-            Err(error) if !is_nobody(&error) => {}
+            Err(error) if !nobody_listens(&error) => {}
             _ => self.gone.store(true, Ordering::SeqCst),
         }
         self.set_aside(Late { line, place: None });

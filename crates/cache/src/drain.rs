@@ -1,6 +1,6 @@
 //! Drains: copies dirty bytes from the tiers to the file system below.
 
-use crate::below;
+use crate::backing;
 use crate::caller::Caller;
 use crate::engine::{Counters, Engine};
 use crate::extents::{Flight, TierIndex};
@@ -46,23 +46,26 @@ impl Engine {
         let mut busy = HashSet::new();
         loop {
             let grew = self.leases_grew();
-            let mut desk = self.desk();
-            if desk.stopped {
+            let mut scheduler = self.scheduler();
+            if scheduler.stopped {
                 return;
             }
             if grew {
-                desk.order.is_written(self.now());
+                scheduler.order.is_written(self.now());
             }
-            let next =
-                desk.order.next(self.now(), desk.limits.percent(), |file| busy.contains(&file));
+            let next = scheduler
+                .order
+                .next(self.now(), scheduler.limits.percent(), |file| busy.contains(&file));
             let Some(number) = next else {
                 // Passed-over files are tried again soon.
                 let wait = if busy.is_empty() { IDLE_WAIT } else { IDLE_WAIT / 10 };
                 busy.clear();
-                drop(self.work.wait_timeout(desk, wait).unwrap_or_else(PoisonError::into_inner));
+                drop(
+                    self.work.wait_timeout(scheduler, wait).unwrap_or_else(PoisonError::into_inner),
+                );
                 continue;
             };
-            drop(desk);
+            drop(scheduler);
             let file = lock(&self.files).by_number.get(&number).cloned();
             let free = file.filter(|file| {
                 let mut state = file.lock();
@@ -83,11 +86,11 @@ impl Engine {
 
     /// Returns whether the file may be drained now: no other of its folder must be below first.
     fn is_next_of_folder(self: &Arc<Engine>, file: &CachedFile) -> bool {
-        let Some(before) = self.goes_before(file) else { return true };
+        let Some(before) = self.pending_before(file) else { return true };
         if before.troubled.load(Ordering::Relaxed) {
             // That one cannot be drained, so nobody should wait for the room that this one takes:
             // it is tried again at the same time.
-            self.desk().order.failed(file.number, self.now() + RETRY_MS);
+            self.scheduler().order.failed(file.number, self.now() + RETRY_MS);
             self.serve_waiting();
         }
         false
@@ -109,7 +112,7 @@ impl Engine {
         let synced =
             self.partner.is_some() || self.below.keeps_writes || state.keeping != Keeping::Plain;
         let part = if disks || synced { SYNCED_PART } else { PART };
-        state.departs();
+        state.drain_begins();
         file.notify();
         let Some(flight) = state.extents.take(from, part, ALIGN) else { return Ok(None) };
         let sends = state.sends;
@@ -148,7 +151,7 @@ impl Engine {
         for tier in &self.tiers {
             tier.sync_cleans()?;
         }
-        let owner = below::stat(&file.node)?;
+        let owner = backing::stat(&file.node)?;
         let mut at = flight.range.start;
         while at < flight.range.end {
             let length = (flight.range.end - at).min(PART) as usize;
@@ -223,9 +226,9 @@ impl Engine {
         }
         file.troubled.store(true, Ordering::Relaxed);
         let now = self.now();
-        let mut desk = self.desk();
-        desk.order.found(file.number, state.extents.unwritten(), now);
-        desk.order.failed(file.number, now + RETRY_MS);
+        let mut scheduler = self.scheduler();
+        scheduler.order.found(file.number, state.extents.unwritten(), now);
+        scheduler.order.failed(file.number, now + RETRY_MS);
     }
 
     /// Drains what is dirty of a file now, and waits until that is below.
@@ -263,7 +266,7 @@ impl Engine {
         let mut failed = Vec::new();
         for file in files {
             let clean = file.lock().extents.is_clean();
-            let before = if clean { None } else { self.goes_before(&file) };
+            let before = if clean { None } else { self.pending_before(&file) };
             let drained = match before {
                 _ if clean => Ok(()),
                 Some(_) => {
@@ -318,7 +321,7 @@ impl Engine {
     /// The file cannot be made durable, or has lost bytes with a device and no fsync has reported
     /// that. The other file should keep its name then.
     pub(crate) fn persist_replacement(self: &Arc<Engine>, node: &OwnedFd) -> io::Result<()> {
-        let stat = below::stat(node)?;
+        let stat = backing::stat(node)?;
         if let Some(file) = self.known((stat.st_dev, stat.st_ino)) {
             let state = file.lock();
             state.tell_broken(0..u64::MAX)?;
@@ -440,14 +443,14 @@ impl Engine {
             buffer.resize((part.end - part.start) as usize, 0);
             let Some(shadow) = state.shadows[tier].clone() else { return Ok(false) };
             shadow.read_exact_at(&mut buffer, part.start)?;
-            let room = self.desk().limits.rooms()[disk];
+            let room = self.scheduler().limits.rooms()[disk];
             if room.used + buffer.len() as u64 + 2 * crate::extents::BLOCK > room.limit
                 || self.keep(file, &mut state, &part, &buffer, disk).is_err()
             {
                 return Ok(false);
             }
             let written = state.extents.write(part, disk);
-            self.desk().limits.hold(disk, file.user, written.taken);
+            self.scheduler().limits.hold(disk, file.user, written.taken);
             self.release(file, &state, &written.superseded, &written.freed);
         }
         Ok(true)

@@ -1,7 +1,7 @@
 //! The cache at work, without the mount: files, tiers, and what is known of all of them.
 
 use crate::admission::{Limits, Waiting};
-use crate::below::{self, Below};
+use crate::backing::{self, BackingFolder};
 use crate::control::Stuck;
 use crate::copies::Copies;
 use crate::extents::{Flight, Freed, TierIndex};
@@ -36,7 +36,7 @@ pub(crate) struct Files {
 
 /// What admits writes and sends drains.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct Scheduler {
     pub(crate) limits: Limits,
     pub(crate) waiting: Waiting<Waiter>,
     pub(crate) order: Order,
@@ -88,17 +88,17 @@ impl Counters {
 
 /// The cache at work.
 ///
-/// Locks are taken in this order: `world`, a file's state, `files`, `desk`, the space below,
+/// Locks are taken in this order: `world`, a file's state, `files`, `scheduler`, the space below,
 /// `leases`.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) spec: Spec,
-    pub(crate) below: Below,
+    pub(crate) below: BackingFolder,
     pub(crate) tiers: Vec<Tier>,
     /// Held for writing while journals are written anew.
     pub(crate) world: RwLock<()>,
     pub(crate) files: Mutex<Files>,
-    desk: Mutex<Desk>,
+    scheduler: Mutex<Scheduler>,
     pub(crate) work: Condvar,
     /// What was found, and whose file was not.
     pub(crate) unclaimed: Vec<Unclaimed>,
@@ -129,7 +129,7 @@ impl Engine {
     /// Begins with nothing held; `last` record and `number` of a file were used before.
     pub(crate) fn new(
         spec: Spec,
-        below: Below,
+        below: BackingFolder,
         tiers: Vec<Tier>,
         last: u64,
         number: u64,
@@ -140,7 +140,7 @@ impl Engine {
             limits.put_behind(index);
             limits.set_limit(index, tier.device.as_ref().map_or(0, |device| device.bytes()));
         }
-        let desk = Desk {
+        let scheduler = Scheduler {
             limits,
             waiting: Waiting::default(),
             order: Order::new(Pace::default()),
@@ -152,7 +152,7 @@ impl Engine {
             tiers,
             world: RwLock::new(()),
             files: Mutex::default(),
-            desk: Mutex::new(desk),
+            scheduler: Mutex::new(scheduler),
             work: Condvar::new(),
             unclaimed: Vec::new(),
             broken: Mutex::default(),
@@ -172,8 +172,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
-        lock(&self.desk)
+    pub(crate) fn scheduler(&self) -> MutexGuard<'_, Scheduler> {
+        lock(&self.scheduler)
     }
 
     pub(crate) fn now(&self) -> Millis {
@@ -192,7 +192,7 @@ impl Engine {
 
     /// Returns the file that `node` stands for, and makes it known if it is not.
     pub(crate) fn file(&self, node: &Arc<OwnedFd>) -> io::Result<Arc<CachedFile>> {
-        let stat = below::stat(node)?;
+        let stat = backing::stat(node)?;
         let key = (stat.st_dev, stat.st_ino);
         let mut files = lock(&self.files);
         let file = match files.by_key.get(&key) {
@@ -275,8 +275,8 @@ impl Engine {
                 return Err(rustix::io::Errno::XDEV.into());
             }
             state.path = self.below.name_of(&file.node)?;
-            state.owner = below::stat(&file.node)?.st_uid;
-            state.birth = below::birth(&file.node);
+            state.owner = backing::stat(&file.node)?.st_uid;
+            state.birth = backing::birth(&file.node);
         }
         let shadow = self.tiers[tier].shadow(file.number)?;
         self.note(tier, &Record::File(file.number, identity(file, state)))?;
@@ -323,12 +323,12 @@ impl Engine {
                 || freed.iter().any(|blocks| blocks.tier == index);
             noted &= !concerned || tier.sync().is_ok();
         }
-        let mut desk = self.desk();
+        let mut scheduler = self.scheduler();
         for blocks in freed {
             let length = blocks.range.end - blocks.range.start;
-            desk.limits.give_back(blocks.tier, file.user, length);
+            scheduler.limits.give_back(blocks.tier, file.user, length);
         }
-        drop(desk);
+        drop(scheduler);
         if !parts.is_empty() {
             self.faults.hold(Point::Noted);
         }
@@ -355,9 +355,9 @@ impl Engine {
             file.troubled.store(false, Ordering::Relaxed);
         }
         let dirty = if state.extents.is_dirty() { unwritten } else { 0 };
-        let mut desk = self.desk();
-        desk.order.left(file.number, dirty);
-        desk.limits.note_parts(file.user, state.parts, state.extents.parts());
+        let mut scheduler = self.scheduler();
+        scheduler.order.left(file.number, dirty);
+        scheduler.limits.note_parts(file.user, state.parts, state.extents.parts());
         state.parts = state.extents.parts();
     }
 

@@ -115,11 +115,11 @@ fn a_journal_written_anew_keeps_the_newer_of_two_tiers() {
     let tiers = [("first", Medium::Ram), ("second", Medium::Ram)];
     let engine = scratch.engine(&tiers, Fsync::Memory);
     let file = open(&engine, &scratch.below("a"));
-    engine.desk().limits.set_limit(0, 0);
+    engine.scheduler().limits.set_limit(0, 0);
     write(&engine, &file, 0, &[1; 8192]);
     // It is on its way below while newer bytes come.
     file.file.lock().extents.take(0, 1 << 20, 1 << 20).expect("dirty");
-    engine.desk().limits.set_limit(0, 64 << 20);
+    engine.scheduler().limits.set_limit(0, 64 << 20);
     write(&engine, &file, 0, &[2; 4096]);
     assert_eq!(holders(&file), [0]);
     engine.rewrite_journals().expect("journals");
@@ -205,7 +205,7 @@ fn a_write_that_no_file_below_can_hold_is_refused_at_once() {
     let error = result.recv().expect("an answer").expect_err("the drain would fail for ever");
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::FBIG.raw_os_error()));
     engine.drain_all().expect("nothing is stuck");
-    assert_eq!(engine.desk().limits.used() + engine.below.promised(), 0);
+    assert_eq!(engine.scheduler().limits.used() + engine.below.promised(), 0);
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn depart(engine: &Arc<Engine>, handle: &Handle) -> std::thread::JoinHandle<()> 
     let drain = std::thread::spawn(move || {
         let _ = engine.drain_part(&own, 0, &mut Vec::new());
     });
-    while !file.lock().extents.flies(0..u64::MAX) {
+    while !file.lock().extents.is_in_flight(0..u64::MAX) {
         std::thread::yield_now();
     }
     drain
@@ -318,15 +318,15 @@ fn a_sync_to_a_local_disk_syncs_what_is_below_already() {
     fail_at(&mut engine, &format!("lost={}", flag.display()));
     let path = scratch.below("a");
     let file = open(&engine, &path);
-    engine.desk().limits.set_limit(0, 0);
-    engine.desk().limits.set_limit(1, 0);
+    engine.scheduler().limits.set_limit(0, 0);
+    engine.scheduler().limits.set_limit(1, 0);
     write(&engine, &file, 0, b"below at once");
     assert!(holders(&file).is_empty());
     let other = open(&engine, &path);
     fs::write(&flag, "").expect("a file");
     assert!(engine.fsync(&file).is_err(), "nothing was synced");
     assert!(engine.fsync(&other).is_err(), "the kernel below tells it once");
-    engine.desk().limits.set_limit(0, 64 << 20);
+    engine.scheduler().limits.set_limit(0, 64 << 20);
     write(&engine, &file, 0, b"in memory");
     engine.drain_file(&file.file).expect("drained");
     for handle in [file, other] {
@@ -395,12 +395,12 @@ fn a_file_that_cannot_be_drained_takes_no_more_of_the_tiers() {
     assert!(engine.drain_file(&file.file).is_err());
     assert!(file.untold(&file.file.lock()).is_some(), "its writers are told");
     write(&engine, &file, 4096, &[2; 4096]);
-    assert_eq!(engine.desk().limits.used(), 4096, "one user could fill the tiers");
+    assert_eq!(engine.scheduler().limits.used(), 4096, "one user could fill the tiers");
     // What takes the place of all that could not be drained ends the trouble.
     write(&engine, &file, 0, &[3; 4096]);
     assert!(file.file.lock().trouble.is_none() && engine.drain_file(&file.file).is_ok());
     write(&engine, &file, 0, &[4; 4096]);
-    assert_eq!(engine.desk().limits.used(), 4096, "it is as others are again");
+    assert_eq!(engine.scheduler().limits.used(), 4096, "it is as others are again");
 }
 
 #[test]
@@ -410,9 +410,9 @@ fn newer_bytes_join_a_local_disk_only_where_it_has_room() {
     let file = open(&engine, &scratch.below("a"));
     write(&engine, &file, 0, &[1; 8192]);
     engine.fsync(&file).expect("on the disk");
-    engine.desk().limits.set_limit(1, 8192);
+    engine.scheduler().limits.set_limit(1, 8192);
     write(&engine, &file, 4096, &[2; 1 << 20]);
-    let room = engine.desk().limits.rooms()[1];
+    let room = engine.scheduler().limits.rooms()[1];
     assert!(room.used <= room.limit, "{room:?}");
     let mut read = vec![0; 4096 + (1 << 20)];
     engine.read(&file, 0, &mut read).expect("readable");
@@ -581,7 +581,7 @@ fn what_its_owner_cannot_read_is_renamed_and_removed_all_the_same() {
         rustix::fs::chmod(&path, mode.into()).expect("a mode");
         let node = rustix::fs::open(&path, OFlags::PATH, 0.into()).expect("it is there");
         // As a daemon that is not root's.
-        let opened = someone.run(|| crate::below::reopen(&node, OFlags::RDONLY));
+        let opened = someone.run(|| crate::backing::reopen(&node, OFlags::RDONLY));
         assert!(opened.is_err(), "{mode:o} can be read");
         someone.run(|| engine.persist_replacement(&node)).expect("synced");
         someone.run(|| engine.below.sync(&node)).expect("synced");

@@ -80,7 +80,7 @@ impl Extents {
     }
 
     /// Returns whether something of `range` is on its way below.
-    pub fn flies(&self, range: Range<u64>) -> bool {
+    pub fn is_in_flight(&self, range: Range<u64>) -> bool {
         self.flying.within(range).next().is_some()
     }
 
@@ -122,12 +122,12 @@ impl Extents {
     }
 
     /// Returns whether something is on its way below from `tier`.
-    pub fn flies_from(&self, tier: TierIndex) -> bool {
+    pub fn is_in_flight_from(&self, tier: TierIndex) -> bool {
         self.flying.iter().any(|(_, other)| other == tier)
     }
 
     /// Returns where the last part of `length` bytes begins, at a multiple of that, that is dirty
-    /// in `tier` as a whole, of which nothing flies, and that `free` allows.
+    /// in `tier` as a whole, of which nothing is in flight, and that `free` allows.
     pub fn last_whole_part(
         &self,
         tier: TierIndex,
@@ -140,7 +140,7 @@ impl Extents {
                 let (first, end) = (range.start.div_ceil(length), range.end / length);
                 (first..end).rev().map(|part| part * length)
             })
-            .find(|start| !self.flies(*start..*start + length) && free(*start))
+            .find(|start| !self.is_in_flight(*start..*start + length) && free(*start))
     }
 
     /// Returns where the last byte that is not below ends.
@@ -225,7 +225,7 @@ impl Extents {
             end = end / align * align;
         }
         // What is on its way already must land first, or old bytes could come last.
-        if self.flies(range.start..end) {
+        if self.is_in_flight(range.start..end) {
             let before = self.flying.gaps(range.start..end).into_iter().next();
             match before {
                 Some(gap) if gap.start == range.start => end = gap.end,

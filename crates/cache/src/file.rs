@@ -1,6 +1,6 @@
 //! One file of the cache. It is known while a program has it open, or while it has dirty bytes.
 
-use crate::below;
+use crate::backing;
 use crate::extents::{Extents, TIERS, TierIndex};
 use crate::ranges::RangeMap;
 use crate::shadow::Shadow;
@@ -177,7 +177,7 @@ impl State {
     }
 
     /// Notes that the drain of a part begins.
-    pub(crate) fn departs(&mut self) {
+    pub(crate) fn drain_begins(&mut self) {
         self.drains_first = None;
     }
 }
@@ -215,11 +215,11 @@ impl CachedFile {
 
     /// Locks the state, and ends the lease.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.as_it_is(lock(&self.state))
+        self.without_lease(lock(&self.state))
     }
 
     /// Ends the lease, if there is one.
-    fn as_it_is<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn without_lease<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if let Some(lease) = state.lease.take() {
             lease.end(self, &mut state);
         }
@@ -228,7 +228,7 @@ impl CachedFile {
 
     /// Waits until a drain of a part has ended or a barrier is gone.
     pub(crate) fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.as_it_is(self.landed.wait(state).unwrap_or_else(PoisonError::into_inner))
+        self.without_lease(self.landed.wait(state).unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits as [`CachedFile::wait`] does, for `time` at most.
@@ -238,7 +238,7 @@ impl CachedFile {
         time: Duration,
     ) -> MutexGuard<'a, State> {
         let woken = self.landed.wait_timeout(state, time);
-        self.as_it_is(woken.unwrap_or_else(PoisonError::into_inner).0)
+        self.without_lease(woken.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     /// Waits until there is no barrier; new ones do not go before the caller.
@@ -285,7 +285,7 @@ impl CachedFile {
         work: impl FnOnce(&mut State) -> R,
     ) -> R {
         let mut state = self.set_barrier();
-        while state.alone || state.extents.flies(range.clone()) {
+        while state.alone || state.extents.is_in_flight(range.clone()) {
             state = self.wait(state);
         }
         drop(state);
@@ -303,7 +303,7 @@ impl CachedFile {
     /// take long and others must be able to read it.
     pub(crate) fn alone(self: &Arc<CachedFile>, range: Range<u64>) -> Alone {
         let mut state = self.set_barrier();
-        while state.alone || state.extents.flies(range.clone()) {
+        while state.alone || state.extents.is_in_flight(range.clone()) {
             state = self.wait(state);
         }
         state.alone = true;
@@ -315,7 +315,7 @@ impl CachedFile {
     /// # Errors
     /// That of a stat below.
     pub(crate) fn size(&self, state: &State) -> io::Result<u64> {
-        let below = below::stat(&self.node)?.st_size as u64;
+        let below = backing::stat(&self.node)?.st_size as u64;
         Ok(below.max(state.end()))
     }
 }

@@ -73,7 +73,7 @@ impl Engine {
 
     /// Returns a file that is to be below before another one of its folder, and is not; one that
     /// could not be drained, if there is such a one.
-    pub(crate) fn goes_before(&self, file: &CachedFile) -> Option<Arc<CachedFile>> {
+    pub(crate) fn pending_before(&self, file: &CachedFile) -> Option<Arc<CachedFile>> {
         let state = file.lock();
         if state.keeping != Keeping::Last {
             return None;
@@ -153,7 +153,7 @@ mod tests {
         let [data, manifest, _] = &files;
         let last = engine.told(manifest.file.key, OsStr::new(KEEP), b"last");
         last.expect("no file's own").expect("it is open");
-        let waits = |handle: &Handle| engine.goes_before(&handle.file).is_some();
+        let waits = |handle: &Handle| engine.pending_before(&handle.file).is_some();
         assert!(waits(manifest) && !waits(data));
         engine.drain_file(&data.file).expect("drained");
         assert!(!waits(manifest), "the other one is elsewhere");
@@ -186,7 +186,7 @@ mod tests {
         let failed = engine.drain_all().expect_err("a sync below failed");
         let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!((names, below()), (vec!["image/data", "image/manifest"], vec![]));
-        let before = engine.goes_before(&manifest.file).expect("a drain thread would take it");
+        let before = engine.pending_before(&manifest.file).expect("a drain thread would take it");
         assert!(Arc::ptr_eq(&before, &data.file));
         engine.drain_all().expect("drained");
         assert_eq!(below(), b"image/manifest");
@@ -202,7 +202,7 @@ mod tests {
             engine.let_go(&handle.file);
         }
         let other = open(&engine, &scratch.below("other"));
-        engine.desk().limits.set_limit(0, 0);
+        engine.scheduler().limits.set_limit(0, 0);
         let (sender, result) = mpsc::channel();
         let (handle, offset) = (other.clone(), 0);
         let late = Write { handle, offset, length: 4, append: false, user: 0, writer: 1 };
@@ -210,7 +210,7 @@ mod tests {
         let own = engine.clone();
         let drains = thread::spawn(move || own.drain_forever());
         let written = result.recv_timeout(Duration::from_secs(30));
-        engine.desk().stopped = true;
+        engine.scheduler().stopped = true;
         drains.join().expect("it ends");
         assert!(written.is_ok(), "it waits for room as long as the image is stuck");
         assert_eq!(fs::read(scratch.below("image/manifest")).expect("there"), b"");

@@ -4,7 +4,7 @@
 //! state ends the lease ([`CachedFile::lock`]), so the rest of the engine only sees files without
 //! leases. The bytes that the program has written by then are the file's.
 
-use crate::below;
+use crate::backing;
 use crate::engine::{Counters, Engine};
 use crate::extents::{TierIndex, blocks_of};
 use crate::file::{self, CachedFile, Handle, State};
@@ -90,7 +90,7 @@ impl file::Lease for Granted {
             || engine.tiers[*tier].append_promised(engine.next_record(), &record).is_ok();
         engine.below.settle(self.length() - length);
         if length == 0 {
-            engine.desk().limits.give_back(*tier, file.user, self.taken);
+            engine.scheduler().limits.give_back(*tier, file.user, self.taken);
         } else {
             state.written_anew(&range);
             engine.written(file, state, range, *tier, self.taken);
@@ -142,7 +142,7 @@ impl Engine {
         // The program opens the tier's files itself, so it must be the daemon's user. With
         // `--gather`, the kernel alone knows the file's length.
         let own = user == rustix::process::geteuid().as_raw();
-        let set_ids = below::stat(&file.node)?.st_mode & SET_IDS != 0;
+        let set_ids = backing::stat(&file.node)?.st_mode & SET_IDS != 0;
         if !handle.writes || !own || set_ids || self.spec.kernel_gathers {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -151,7 +151,7 @@ impl Engine {
         let (range, taken) = self.take_for_lease(file, tier, ask).ok_or(Errno::AGAIN)?;
         let begun = self.begin_lease(handle, tier, range.clone(), taken);
         if begun.is_err() {
-            self.desk().limits.give_back(tier, file.user, taken);
+            self.scheduler().limits.give_back(tier, file.user, taken);
             self.below.settle(range.end - range.start);
         }
         let (slot, Begun { epoch }) = begun?;
@@ -168,12 +168,12 @@ impl Engine {
         tier: TierIndex,
         ask: &Ask,
     ) -> Option<(Range<u64>, u64)> {
-        let mut desk = self.desk();
-        let refused = desk.stopped
-            || !desk.waiting.is_empty()
+        let mut scheduler = self.scheduler();
+        let refused = scheduler.stopped
+            || !scheduler.waiting.is_empty()
             || file.troubled.load(Ordering::Relaxed)
-            || desk.limits.is_in_pieces(file.user);
-        let room = desk.limits.rooms()[tier];
+            || scheduler.limits.is_in_pieces(file.user);
+        let room = scheduler.limits.rooms()[tier];
         let free = room.limit.saturating_sub(room.used) / PART_OF_FREE;
         let mut end = ask.start.checked_add(free.min(LENGTH))?;
         if end / ALIGN * ALIGN >= ask.start + MIN_LENGTH.max(ask.length.min(ALIGN)) {
@@ -186,9 +186,9 @@ impl Engine {
         }
         let blocks = blocks_of(&range);
         let taken = blocks.end - blocks.start;
-        let got = desk.limits.take(file.user, taken)?;
+        let got = scheduler.limits.take(file.user, taken)?;
         if got != tier || !self.below.promise(length) {
-            desk.limits.give_back(got, file.user, taken);
+            scheduler.limits.give_back(got, file.user, taken);
             return None;
         }
         Some((range, taken))

@@ -63,7 +63,7 @@ fn errno(result: io::Result<Program>) -> Option<Errno> {
 
 /// What the tier and the promises of space below stand at.
 fn taken(engine: &Engine) -> (u64, u64) {
-    (engine.desk().limits.used(), engine.below.promised())
+    (engine.scheduler().limits.used(), engine.below.promised())
 }
 
 #[test]

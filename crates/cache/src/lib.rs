@@ -8,7 +8,7 @@
 
 pub mod admission;
 mod adopt;
-mod below;
+mod backing;
 mod caller;
 pub mod control;
 mod copies;

@@ -1,6 +1,6 @@
 //! The mount: what the kernel asks, and who answers.
 
-use crate::below;
+use crate::backing;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::file::Handle;
@@ -116,7 +116,7 @@ impl Mount {
     /// own, for which nothing is looked up here.
     fn asked_of(&self, ino: INodeNo, name: &OsStr) -> Option<crate::file::Key> {
         let node = keep::is_of_cache(name).then(|| self.nodes.get(ino.0))?;
-        let stat = below::stat(&node.ok()?.fd).ok()?;
+        let stat = backing::stat(&node.ok()?.fd).ok()?;
         Some((stat.st_dev, stat.st_ino))
     }
 
@@ -510,7 +510,7 @@ impl Filesystem for Mount {
         self.aside(req.uid(), reply, move |_| {
             // Names that its files have now.
             engine.tell_partner();
-            below::reopen(&node?.fd, rustix::fs::OFlags::RDONLY)?.sync_all()
+            backing::reopen(&node?.fd, rustix::fs::OFlags::RDONLY)?.sync_all()
         });
     }
 

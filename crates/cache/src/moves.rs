@@ -80,7 +80,7 @@ impl Engine {
     /// Moves parts on as long as the engine runs: the work of a mover.
     pub(crate) fn move_forever(self: &Arc<Engine>) {
         let mut buffer = vec![0; PART as usize];
-        while !self.desk().stopped {
+        while !self.scheduler().stopped {
             if self.device().is_some_and(|(_, device)| device.lack() > 0) {
                 // Several would read the same part, and give back more than is needed.
                 let given = self.giving.try_lock().map(|_turn| self.give_way());
@@ -107,13 +107,13 @@ impl Engine {
             return Ok(Moved::Nothing);
         };
         let Some(memory) = self.memory() else { return Ok(Moved::Nothing) };
-        let desk = self.desk();
-        let room = desk.limits.rooms()[memory];
+        let scheduler = self.scheduler();
+        let room = scheduler.limits.rooms()[memory];
         if room.used < PART || room.used < room.limit / SPARSE {
             return Ok(Moved::Nothing);
         }
-        let oldest = desk.order.oldest(LOOKED_AT, PART);
-        drop(desk);
+        let oldest = scheduler.order.oldest(LOOKED_AT, PART);
+        drop(scheduler);
         for number in oldest {
             let file = lock(&self.files).by_number.get(&number).cloned();
             let Some(file) = file else { continue };
@@ -161,7 +161,7 @@ impl Engine {
             && !state.stays
             && !state.orphan
             && state.extents.is_dirty_in(&part, memory)
-            && !state.extents.flies(part.clone());
+            && !state.extents.is_in_flight(part.clone());
         let Some(place) = put? else { return Ok(Moved::Full) };
         if !unchanged {
             return Ok(Moved::Nothing);
@@ -171,7 +171,7 @@ impl Engine {
         shadow.place(start, place);
         self.faults.hold(Point::Placed);
         let written = state.extents.write(part, behind);
-        self.desk().limits.hold(behind, file.user, written.taken);
+        self.scheduler().limits.hold(behind, file.user, written.taken);
         self.release(file, &state, &written.superseded, &written.freed);
         Counters::add(&self.counters.moved, PART);
         Ok(Moved::Part)
@@ -195,7 +195,7 @@ impl Engine {
             }
             let mut state = file.lock();
             // What cannot get below is on the device again.
-            while state.extents.flies_from(behind) {
+            while state.extents.is_in_flight_from(behind) {
                 state = file.wait(state);
             }
             if !state.extents.dirty().any(|(_, tier)| tier == behind) {
@@ -214,10 +214,13 @@ impl Engine {
             return Ok(Moved::Nothing);
         };
         device.give_back_free();
-        if device.lack() == 0 || device.is_gone() || self.desk().limits.rooms()[behind].used == 0 {
+        if device.lack() == 0
+            || device.is_gone()
+            || self.scheduler().limits.rooms()[behind].used == 0
+        {
             return Ok(Moved::Nothing);
         }
-        let files = self.desk().order.files();
+        let files = self.scheduler().order.files();
         for number in files {
             let file = lock(&self.files).by_number.get(&number).cloned();
             let Some(file) = file else { continue };
@@ -257,7 +260,7 @@ impl Engine {
             };
             drop(state);
             let has_room = |length: u64| {
-                let room = self.desk().limits.rooms()[to];
+                let room = self.scheduler().limits.rooms()[to];
                 room.used + length + 2 * BLOCK <= room.limit
             };
             if !has_room(part.end - part.start) {
@@ -286,7 +289,7 @@ impl Engine {
                 return Ok(Moved::Full);
             }
             let written = state.extents.write(part, to);
-            self.desk().limits.hold(to, file.user, written.taken);
+            self.scheduler().limits.hold(to, file.user, written.taken);
             self.release(file, &state, &written.superseded, &written.freed);
             Counters::add(&self.counters.back, buffer.len() as u64);
             return Ok(Moved::Part);
@@ -299,26 +302,26 @@ impl Engine {
         let Some((behind, device)) = self.device() else { return };
         device.take_late();
         let moved = self.counters.moved.load(std::sync::atomic::Ordering::Relaxed);
-        self.desk().limits.note_moves(moved != std::mem::replace(&mut before.moved, moved));
+        self.scheduler().limits.note_moves(moved != std::mem::replace(&mut before.moved, moved));
         if device.is_gone() {
             self.lose_device(behind);
         } else {
             device.give_back_idle();
             device.look();
-            let mut desk = self.desk();
-            let used = desk.limits.rooms()[behind].used;
-            desk.limits.set_limit(behind, device.most_bytes(used));
+            let mut scheduler = self.scheduler();
+            let used = scheduler.limits.rooms()[behind].used;
+            scheduler.limits.set_limit(behind, device.most_bytes(used));
         }
         // What is below needs no room in host memory.
         let hurries = device.lack() > 0 && !device.is_gone();
         if hurries != std::mem::replace(&mut before.hurries, hurries) {
-            self.desk().order.hurry(hurries);
+            self.scheduler().order.set_urgent(hurries);
         }
     }
 
     /// Names what a device had whose holder is gone, and goes on without it.
     pub(crate) fn lose_device(self: &Arc<Engine>, behind: TierIndex) {
-        self.desk().limits.set_limit(behind, 0);
+        self.scheduler().limits.set_limit(behind, 0);
         let files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
         for file in files {
             let _world = self.world.read();

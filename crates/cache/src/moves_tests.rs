@@ -24,9 +24,9 @@ const BEHIND: TierIndex = 1;
 
 fn engine(scratch: &Scratch) -> Arc<Engine> {
     let engine = scratch.engine(&TIERS, Fsync::Memory);
-    assert_eq!(engine.desk().limits.rooms()[BEHIND].limit, u64::from(PLACES) * PART);
+    assert_eq!(engine.scheduler().limits.rooms()[BEHIND].limit, u64::from(PLACES) * PART);
     // Host memory is full enough with one part.
-    engine.desk().limits.set_limit(MEMORY, 4 * PART);
+    engine.scheduler().limits.set_limit(MEMORY, 4 * PART);
     engine
 }
 
@@ -73,7 +73,10 @@ fn whole_parts_move_and_are_read_written_and_drained() {
     write(&engine, &handle, 0, &expected);
     assert_eq!(move_all(&engine), 3);
     assert_eq!((held(&handle), holder.used()), ([MIB as u64, 12 * MIB as u64], 3));
-    assert_eq!(engine.desk().limits.rooms().iter().map(|room| room.used).sum::<u64>(), 13 << 20);
+    assert_eq!(
+        engine.scheduler().limits.rooms().iter().map(|room| room.used).sum::<u64>(),
+        13 << 20
+    );
     assert!(reads(&engine, &handle).expect("read") == expected);
     let mut some = [0; 10];
     let now = engine.read_now(&handle, 5, &mut some).expect("asked");
@@ -88,7 +91,7 @@ fn whole_parts_move_and_are_read_written_and_drained() {
     engine.drain_file(&handle.file).expect("drained");
     assert!(fs::read(scratch.below("a")).expect("there") == expected);
     assert_eq!((held(&handle), free(&engine)), ([0, 0], PLACES as usize));
-    assert!(engine.desk().limits.rooms().iter().all(|room| room.used == 0));
+    assert!(engine.scheduler().limits.rooms().iter().all(|room| room.used == 0));
     let (_, device) = engine.device().expect("a device");
     wait(|| {
         device.give_back_idle();
@@ -325,13 +328,13 @@ fn what_others_need_of_the_device_comes_back_from_it() {
     assert_eq!(engine.give_way().expect("a holder"), Moved::Nothing);
     // Host memory has no room: what is drained makes it.
     stand(0, 3 * PART);
-    engine.desk().limits.set_limit(MEMORY, 3 * PART);
+    engine.scheduler().limits.set_limit(MEMORY, 3 * PART);
     let mut moved = Moved::Part;
     while moved == Moved::Part {
         moved = engine.give_way().expect("a holder");
     }
     assert_eq!((moved, device.lack() > 0), (Moved::Full, true));
-    let rests = |now| engine.desk().order.next(now, 0, |_| false).is_none();
+    let rests = |now| engine.scheduler().order.next(now, 0, |_| false).is_none();
     let now = engine.now();
     write(&engine, &b, 0, &of_b[..4096]);
     assert!(rests(now), "a program writes");
@@ -344,7 +347,7 @@ fn what_others_need_of_the_device_comes_back_from_it() {
     assert!(rests(now), "nobody waits any more");
     stand(0, 2 * PART);
     engine.drain_file(&a.file).expect("drained");
-    engine.desk().limits.set_limit(MEMORY, 5 * PART);
+    engine.scheduler().limits.set_limit(MEMORY, 5 * PART);
     while engine.give_way().expect("a holder") == Moved::Part {}
     assert_eq!((device.lack(), holder.used()), (0, 0));
     assert!(reads(&engine, &a).expect("read") == of_a);
@@ -365,10 +368,10 @@ fn what_fsync_has_acknowledged_in_memory_is_not_on_a_device_alone() {
     let expected = bytes(1, 13 * MIB);
     write(&engine, &handle, 0, &expected);
     assert_eq!(move_all(&engine), 3);
-    engine.desk().limits.set_limit(MEMORY, 64 << 20);
+    engine.scheduler().limits.set_limit(MEMORY, 64 << 20);
     engine.fsync(&handle).expect("in memory");
     assert_eq!((held(&handle), free(&engine)), ([13 * MIB as u64, 0], PLACES as usize));
-    engine.desk().limits.set_limit(MEMORY, 4 * PART);
+    engine.scheduler().limits.set_limit(MEMORY, 4 * PART);
     assert_eq!(move_all(&engine), 0);
     assert!(reads(&engine, &handle).expect("read") == expected);
     engine.drain_file(&handle.file).expect("drained");
@@ -376,7 +379,7 @@ fn what_fsync_has_acknowledged_in_memory_is_not_on_a_device_alone() {
     write(&engine, &handle, 0, &expected);
     assert_eq!(move_all(&engine), 3);
     // Where host memory has no room, it goes below.
-    engine.desk().limits.set_limit(MEMORY, 0);
+    engine.scheduler().limits.set_limit(MEMORY, 0);
     engine.fsync(&handle).expect("below");
     assert_eq!(held(&handle)[BEHIND], 0);
     assert!(fs::read(scratch.below("a")).expect("there") == expected);
@@ -432,7 +435,7 @@ fn a_lost_tail_is_no_end_of_its_file_and_replaces_no_other_one() {
         let scratch = Scratch::new(&format!("tail{fsync:?}"));
         let holder = Holder::start(&scratch);
         let engine = scratch.engine(&TIERS, fsync);
-        engine.desk().limits.set_limit(MEMORY, 4 * PART);
+        engine.scheduler().limits.set_limit(MEMORY, 4 * PART);
         fs::write(scratch.below("a"), "older").expect("a file");
         let a = open(&engine, &scratch.below("a"));
         write(&engine, &a, 0, &bytes(1, 8 * MIB));
@@ -525,17 +528,17 @@ fn a_full_device_has_the_rest_stay() {
     let scratch = Scratch::new("full");
     let _holder = Holder::start(&scratch);
     let engine = engine(&scratch);
-    engine.desk().limits.set_limit(MEMORY, 64 << 20);
+    engine.scheduler().limits.set_limit(MEMORY, 64 << 20);
     let handle = open(&engine, &scratch.below("a"));
     let expected = bytes(1, 30 * MIB);
     write(&engine, &handle, 0, &expected);
     let mut buffer = vec![0; PART as usize];
-    engine.desk().limits.set_limit(MEMORY, 4 * PART);
+    engine.scheduler().limits.set_limit(MEMORY, 4 * PART);
     for _ in 0..PLACES {
         assert_eq!(engine.move_one(&mut buffer).expect("moved"), Moved::Part);
     }
     let limit = 4;
-    engine.desk().limits.set_limit(MEMORY, limit);
+    engine.scheduler().limits.set_limit(MEMORY, limit);
     assert_eq!(move_all(&engine), 0);
     assert!(reads(&engine, &handle).expect("read") == expected);
     engine.drain_file(&handle.file).expect("drained");

@@ -1,6 +1,6 @@
 //! Operations on names: they happen below, at once, with the caller's rights.
 
-use crate::below::{self, by_descriptor};
+use crate::backing::{self, by_descriptor};
 use crate::caller::Caller;
 use crate::drain::timespec;
 use crate::engine::{Engine, identity};
@@ -129,7 +129,7 @@ impl Engine {
     }
 
     pub(crate) fn attributes_of(&self, node: &Node) -> io::Result<FileAttr> {
-        Ok(self.attributes(node, &below::stat(&node.fd)?))
+        Ok(self.attributes(node, &backing::stat(&node.fd)?))
     }
 
     pub(crate) fn change(&self, caller: Caller, node: &Node, changes: &Changes) -> io::Result<()> {
@@ -143,7 +143,7 @@ impl Engine {
             let group = changes.group.map(rustix::fs::Gid::from_raw);
             let flags = AtFlags::EMPTY_PATH;
             caller.run(|| Ok(rustix::fs::chownat(&node.fd, "", user, group, flags)?))?;
-            self.owner_changed(key_of(&below::stat(&node.fd)?));
+            self.owner_changed(key_of(&backing::stat(&node.fd)?));
         }
         if changes.accessed.is_some() || changes.modified.is_some() {
             self.change_times(caller, node, changes)?;
@@ -169,7 +169,7 @@ impl Engine {
         caller
             .run(|| Ok(rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty())?))?;
         if let Some(modified) = changes.modified
-            && let Some(file) = self.known(key_of(&below::stat(&node.fd)?))
+            && let Some(file) = self.known(key_of(&backing::stat(&node.fd)?))
         {
             let mut state = file.lock();
             // It counts after the drain, too.
@@ -188,7 +188,7 @@ impl Engine {
         let _world = self.world.read();
         let Some(file) = self.known(key) else { return };
         let mut state = file.lock();
-        let Ok(stat) = below::stat(&file.node) else { return };
+        let Ok(stat) = backing::stat(&file.node) else { return };
         if state.path.is_empty() || state.orphan || stat.st_uid == state.owner {
             return;
         }
@@ -209,7 +209,7 @@ impl Mount {
     /// Finds a name, for the kernel.
     pub(crate) fn look_up(&self, parent: u64, name: &OsStr) -> io::Result<FileAttr> {
         let parent = self.nodes.get(parent)?;
-        let fd = below::path_descriptor(&parent.fd, name)?;
+        let fd = backing::path_descriptor(&parent.fd, name)?;
         let (node, stat) = self.nodes.enter(fd, parent.id, name)?;
         Ok(self.engine.attributes(&node, &stat))
     }
@@ -256,7 +256,7 @@ impl Mount {
     pub(crate) fn open_folder(&self, caller: Caller, id: u64) -> io::Result<Folder> {
         let node = self.nodes.get(id)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let folder = caller.run(|| below::reopen(&node.fd, flags))?;
+        let folder = caller.run(|| backing::reopen(&node.fd, flags))?;
         let dir = Dir::new(std::os::fd::OwnedFd::from(folder))?;
         Ok(Folder { dir, at: 0, user: caller.user })
     }
@@ -315,7 +315,7 @@ impl Rename {
         if key_of(&renamed) == key_of(&replaced) {
             return None;
         }
-        let node = below::path_descriptor(&self.from.0.fd, &self.from.1).ok()?;
+        let node = backing::path_descriptor(&self.from.0.fd, &self.from.1).ok()?;
         if engine.spec.fsync == Fsync::Memory {
             let lost = |file: Arc<CachedFile>| !file.lock().broken.is_empty();
             return engine.known(key_of(&renamed)).is_some_and(lost).then_some(node);
@@ -328,7 +328,7 @@ impl Engine {
     /// Returns whether all of a file is below and nothing of it lost, has something there, and has
     /// been the same for longer than `since`.
     pub(crate) fn is_settled(&self, node: &OwnedFd, since: Duration) -> bool {
-        let Ok(stat) = below::stat(node) else { return false };
+        let Ok(stat) = backing::stat(node) else { return false };
         // What a tier has was not written below: nothing there says when.
         let held = |file: Arc<CachedFile>| {
             let state = file.lock();
@@ -338,7 +338,7 @@ impl Engine {
             return false;
         }
         // It may have been drained since the first look.
-        let Ok(stat) = below::stat(node) else { return false };
+        let Ok(stat) = backing::stat(node) else { return false };
         let changed = time(stat.st_ctime, stat.st_ctime_nsec);
         stat.st_size > 0 && changed.elapsed().is_ok_and(|passed| passed > since)
     }
@@ -366,7 +366,7 @@ impl Engine {
     /// What a local disk has of it goes later: after a power cut, the name may be there again.
     pub(crate) fn name_is_gone(self: &Arc<Engine>, key: Key, folder: &Arc<OwnedFd>) {
         let Some(file) = self.known(key) else { return };
-        if !below::stat(&file.node).is_ok_and(|stat| stat.st_nlink == 0) {
+        if !backing::stat(&file.node).is_ok_and(|stat| stat.st_nlink == 0) {
             return;
         }
         let unused = {

@@ -1,6 +1,6 @@
 //! Files that the kernel knows by number, each with a path descriptor of the file below.
 
-use crate::below;
+use crate::backing;
 use crate::file::Key;
 use crate::tier::lock;
 use rustix::fs::Stat;
@@ -55,7 +55,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) fn new(root: OwnedFd) -> io::Result<Nodes> {
-        let stat = below::stat(&root)?;
+        let stat = backing::stat(&root)?;
         let key = (stat.st_dev, stat.st_ino);
         let (name, opened) = ((ROOT, OsString::new()), Mutex::default());
         let node = Node { id: ROOT, fd: Arc::new(root), name, opened };
@@ -99,7 +99,7 @@ impl Nodes {
         parent: u64,
         name: &OsStr,
     ) -> io::Result<(Arc<Node>, Stat)> {
-        let stat = below::stat(&fd)?;
+        let stat = backing::stat(&fd)?;
         let key = (stat.st_dev, stat.st_ino);
         let mut tables = lock(&self.tables);
         if let Some(id) = tables.by_key.get(&key).copied()

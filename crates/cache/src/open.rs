@@ -1,6 +1,6 @@
 //! Opens and closes files of the mount.
 
-use crate::below::{self, by_descriptor};
+use crate::backing::{self, by_descriptor};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::file::{CachedFile, Handle};
@@ -45,7 +45,7 @@ impl Opening {
 
     /// Returns the flags for the file below: the cache itself sees to positions, appending and
     /// alignment.
-    fn below(self, kernel_gathers: bool) -> OFlags {
+    fn backing_flags(self, kernel_gathers: bool) -> OFlags {
         match self.mode() {
             // To write a part of a page, the kernel reads the page first.
             OFlags::WRONLY if kernel_gathers => OFlags::RDWR,
@@ -76,13 +76,13 @@ impl Mount {
         let node = self.nodes.get(id)?;
         let gathers = self.engine.spec.kernel_gathers;
         // All groups from the start: an ACL may deny to one of them what it allows to others.
-        let own = |flags| caller.run_with_groups(|| below::reopen(&node.fd, flags));
-        let file = match own(opening.below(gathers)) {
+        let own = |flags| caller.run_with_groups(|| backing::reopen(&node.fd, flags));
+        let file = match own(opening.backing_flags(gathers)) {
             // The caller may write but not read: the daemon opens the file for both, and what is
             // read goes into the kernel's page cache alone.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && gathers => {
                 own(opening.mode())?;
-                below::reopen(&node.fd, opening.below(gathers))?
+                backing::reopen(&node.fd, opening.backing_flags(gathers))?
             }
             other => other?,
         };
@@ -103,7 +103,7 @@ impl Mount {
     ) -> io::Result<(FileAttr, Handle, FopenFlags)> {
         let folder = self.nodes.get(parent)?;
         let gathers = self.engine.spec.kernel_gathers;
-        let flags = opening.below(gathers)
+        let flags = opening.backing_flags(gathers)
             | (opening.flags & OFlags::EXCL)
             | OFlags::CREATE
             | OFlags::NOFOLLOW
@@ -113,7 +113,7 @@ impl Mount {
         let mode = new_mode(&folder, mode, umask);
         let make = || Ok(rustix::fs::openat(&folder.fd, name, flags, mode)?);
         let file = caller.run_with_groups(make)?;
-        if !rustix::fs::FileType::from_raw_mode(below::stat(&file)?.st_mode).is_file() {
+        if !rustix::fs::FileType::from_raw_mode(backing::stat(&file)?.st_mode).is_file() {
             return Err(rustix::io::Errno::STALE.into());
         }
         let path = by_descriptor(&file);
@@ -203,7 +203,7 @@ impl Engine {
             state.writers -= 1;
             state.appenders -= u32::from(handle.appends);
             if state.writers == 0 {
-                self.desk().order.closed(handle.file.number);
+                self.scheduler().order.closed(handle.file.number);
             }
         }
         self.let_go(&handle.file);
@@ -226,7 +226,7 @@ impl Engine {
 
     /// Clears the set-user-id and set-group-id bits of a file, as a write must.
     pub(crate) fn drop_privileges(&self, file: &CachedFile) {
-        let Ok(stat) = below::stat(&file.node) else { return };
+        let Ok(stat) = backing::stat(&file.node) else { return };
         let mut mode = stat.st_mode & 0o7777 & !SET_USER;
         if mode & SET_GROUP == SET_GROUP {
             mode &= !0o2000;

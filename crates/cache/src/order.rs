@@ -105,12 +105,12 @@ impl Order {
     }
 
     /// Notes that somebody waits for everything to be drained, or does no more.
-    pub fn hurry(&mut self, on: bool) {
+    pub fn set_urgent(&mut self, on: bool) {
         self.hurry = if on { self.hurry + 1 } else { self.hurry.saturating_sub(1) };
     }
 
     /// Returns whether any file has something to drain that did not fail.
-    pub fn has_hope(&self, now: Millis) -> bool {
+    pub fn has_drainable(&self, now: Millis) -> bool {
         self.files.values().any(|entry| entry.retry <= now)
     }
 
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(order.next(99, 10, FREE), None);
         assert_eq!(order.next(99, 50, FREE), Some(1), "room becomes short");
         assert_eq!(order.next(100, 10, FREE), Some(1));
-        order.hurry(true);
+        order.set_urgent(true);
         assert_eq!(order.next(1, 0, FREE), Some(1), "somebody waits");
     }
 
@@ -195,8 +195,8 @@ mod tests {
         assert_eq!(order.next(200, 0, |file| file == 2), Some(1));
         order.failed(2, 5000);
         assert_eq!(order.next(200, 0, FREE), Some(1));
-        assert!(order.has_hope(200));
+        assert!(order.has_drainable(200));
         order.failed(1, 5000);
-        assert!(!order.has_hope(200) && order.has_hope(5000));
+        assert!(!order.has_drainable(200) && order.has_drainable(5000));
     }
 }

@@ -1,6 +1,6 @@
 //! A file's size and holes: truncate, fallocate, and lseek to data and holes.
 
-use crate::below;
+use crate::backing;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::extents::{Flight, Freed};
@@ -27,7 +27,7 @@ impl Engine {
         let result = match handle {
             Some(handle) => self.truncate(&file, caller, &handle.below, size),
             None => caller
-                .run(|| below::reopen(&node.fd, OFlags::WRONLY))
+                .run(|| backing::reopen(&node.fd, OFlags::WRONLY))
                 .and_then(|below| self.truncate(&file, caller, &below, size)),
         };
         self.let_go(&file);
@@ -84,7 +84,7 @@ impl Engine {
             freed.into_iter().partition(|blocks| stays(blocks.tier));
         for blocks in lasting {
             let length = blocks.range.end - blocks.range.start;
-            self.desk().limits.give_back(blocks.tier, file.user, length);
+            self.scheduler().limits.give_back(blocks.tier, file.user, length);
         }
         // A disk must know where the file ends before the rest is holes.
         self.release(file, &state, &parts, &freed);

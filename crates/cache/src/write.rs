@@ -1,10 +1,10 @@
 //! Writes and reads of cached files.
 
 use crate::admission::Limits;
-use crate::below;
+use crate::backing;
 use crate::caller::Caller;
 use crate::copies::Copied;
-use crate::engine::{Counters, Desk, Engine};
+use crate::engine::{Counters, Engine, Scheduler};
 use crate::extents::{BLOCK, TierIndex, blocks_of};
 use crate::file::{CachedFile, Handle, Keeping, State};
 use crate::journal::Record;
@@ -79,14 +79,14 @@ impl Engine {
     /// Writes, and calls `done` with the result: at once, or when there is room, or when the file
     /// system below has it. Does not wait itself.
     pub(crate) fn write(self: &Arc<Engine>, write: Write, data: &[u8], done: Done) {
-        let mut desk = self.desk();
+        let mut scheduler = self.scheduler();
         // Those who wait already have their turn first.
-        let first = desk.waiting.is_empty();
-        let mut place = if first { self.place(&mut desk, &write) } else { None };
-        drop(desk);
+        let first = scheduler.waiting.is_empty();
+        let mut place = if first { self.place(&mut scheduler, &write) } else { None };
+        drop(scheduler);
         if first && place.is_none() && self.end_leases(Duration::ZERO) {
             // What programs may write by themselves is room as well.
-            place = self.place(&mut self.desk(), &write);
+            place = self.place(&mut self.scheduler(), &write);
         }
         if let Some(Place::Tier(tier, taken)) = place
             && let Some(result) = self.absorb_into(&write, data, tier, taken)
@@ -102,7 +102,7 @@ impl Engine {
             None => {
                 Counters::add(&self.counters.waited, 1);
                 let (user, writer) = (waiter.write.user, waiter.write.writer);
-                self.desk().waiting.push(user, writer, waiter);
+                self.scheduler().waiting.push(user, writer, waiter);
                 self.work.notify_all();
                 self.serve_waiting();
             }
@@ -112,11 +112,11 @@ impl Engine {
     /// Lets those write who waited and whose turn has come.
     pub(crate) fn serve_waiting(self: &Arc<Engine>) {
         loop {
-            let mut desk = self.desk();
-            let mut waiting = std::mem::take(&mut desk.waiting);
-            let next = waiting.next(|waiter| self.place(&mut desk, &waiter.write));
-            desk.waiting = waiting;
-            drop(desk);
+            let mut scheduler = self.scheduler();
+            let mut waiting = std::mem::take(&mut scheduler.waiting);
+            let next = waiting.next(|waiter| self.place(&mut scheduler, &waiter.write));
+            scheduler.waiting = waiting;
+            drop(scheduler);
             let Some((waiter, place)) = next else { return };
             if let Place::Tier(tier, taken) = place
                 && let Some(result) =
@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// Finds a place for a write; `None` if there will be room in a tier later.
-    fn place(&self, desk: &mut Desk, write: &Write) -> Option<Place> {
+    fn place(&self, scheduler: &mut Scheduler, write: &Write) -> Option<Place> {
         let bound = write.bound();
         let before = self.spec.tiers.iter().filter(|tier| tier.medium != Medium::Gpu);
         let largest = before.map(|tier| tier.bytes).max().unwrap_or(0);
@@ -150,16 +150,16 @@ impl Engine {
         let user = write.handle.file.user;
         // A file that cannot be drained would fill the tiers, for everybody.
         let troubled = write.handle.file.troubled.load(Ordering::Relaxed);
-        if bound > most || desk.stopped || troubled || desk.limits.is_in_pieces(user) {
+        if bound > most || scheduler.stopped || troubled || scheduler.limits.is_in_pieces(user) {
             return Some(Place::Below);
         }
-        match desk.limits.take(user, bound) {
+        match scheduler.limits.take(user, bound) {
             Some(tier) if self.below.promise(write.length) => Some(Place::Tier(tier, bound)),
             Some(tier) => {
-                desk.limits.give_back(tier, user, bound);
+                scheduler.limits.give_back(tier, user, bound);
                 Some(Place::BelowLast)
             }
-            None if desk.order.has_hope(self.now()) || self.in_flight() => None,
+            None if scheduler.order.has_drainable(self.now()) || self.in_flight() => None,
             None if self.has_leases() => None,
             None => Some(Place::Below),
         }
@@ -184,7 +184,7 @@ impl Engine {
             // The tier could not take it (a full or broken disk), or the file below is changed now.
             Ok(false) => None,
             Err(error) => {
-                self.desk().limits.give_back(tier, write.handle.file.user, taken);
+                self.scheduler().limits.give_back(tier, write.handle.file.user, taken);
                 self.below.settle(write.length);
                 Some(Err(error))
             }
@@ -204,7 +204,7 @@ impl Engine {
             return Err(error);
         }
         if state.alone || self.closing.load(Ordering::Relaxed) {
-            self.desk().limits.give_back(tier, file.user, taken);
+            self.scheduler().limits.give_back(tier, file.user, taken);
             self.below.settle(write.length);
             return Ok(false);
         }
@@ -214,7 +214,7 @@ impl Engine {
         let tier = durable.unwrap_or(tier);
         if durable.is_none() || self.keep(file, &mut state, &range, data, tier).is_err() {
             drop(state);
-            self.desk().limits.give_back(tier, file.user, taken);
+            self.scheduler().limits.give_back(tier, file.user, taken);
             self.below.settle(write.length);
             return Ok(false);
         }
@@ -241,7 +241,7 @@ impl Engine {
         self.release(file, state, &written.superseded, &written.freed);
         state.written = Some(SystemTime::now());
         state.promised += length;
-        self.desk().limits.give_back(tier, file.user, taken - written.taken);
+        self.scheduler().limits.give_back(tier, file.user, taken - written.taken);
         self.touched(file, state);
         Counters::add(&self.counters.absorbed, length);
     }
@@ -264,13 +264,13 @@ impl Engine {
         let Some(disk) = state.extents.holder(range, |tier| self.tiers[tier].is_durable()) else {
             return Some(tier);
         };
-        let mut desk = self.desk();
-        let room = desk.limits.rooms()[disk];
+        let mut scheduler = self.scheduler();
+        let room = scheduler.limits.rooms()[disk];
         if room.used + taken > room.limit {
             return None;
         }
-        desk.limits.give_back(tier, file.user, taken);
-        desk.limits.hold(disk, file.user, taken);
+        scheduler.limits.give_back(tier, file.user, taken);
+        scheduler.limits.hold(disk, file.user, taken);
         Some(disk)
     }
 
@@ -297,15 +297,15 @@ impl Engine {
             self.below.settle(state.promised - unwritten);
         }
         state.promised = unwritten;
-        let mut desk = self.desk();
-        desk.order.written(file.number, unwritten, self.now());
-        desk.limits.note_parts(file.user, state.parts, state.extents.parts());
+        let mut scheduler = self.scheduler();
+        scheduler.order.written(file.number, unwritten, self.now());
+        scheduler.limits.note_parts(file.user, state.parts, state.extents.parts());
         state.parts = state.extents.parts();
         if state.writers == 0 {
-            desk.order.closed(file.number);
+            scheduler.order.closed(file.number);
         }
-        let full = desk.limits.percent() >= 50;
-        drop(desk);
+        let full = scheduler.limits.percent() >= 50;
+        drop(scheduler);
         if full {
             self.work.notify_one();
         }
@@ -333,7 +333,7 @@ impl Engine {
             || state.extents.holder(&range, |tier| self.tiers[tier].is_durable()).is_some();
         drop(state);
         self.finish_cut(file, &below)?;
-        let owner = below::stat(&file.node)?;
+        let owner = backing::stat(&file.node)?;
         let written = Caller::run_as_owner(&owner, || write_some(&below, data, start))?;
         if durable {
             // What the tier has survives a reboot, or is to; so must what takes its place.

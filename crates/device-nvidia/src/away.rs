@@ -15,7 +15,7 @@ impl NvidiaBackend {
 
     /// See [`kedge_device::Swap::occupy`].
     pub(crate) fn occupy_slabs(&self) -> Result<(), SnapshotError> {
-        let occupied = self.or_with_less_cached(|| self.tables().arena.occupy());
+        let occupied = self.allocate_releasing_cache(|| self.tables().arena.occupy());
         occupied
             .map_err(|error| SnapshotError::new(error, "the devices' memory cannot be had again"))
     }

@@ -94,7 +94,7 @@ impl Backend for NvidiaBackend {
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
         self.within_quota(device, bytes)?;
-        self.or_with_less_cached(|| self.tables().arena.grant(device, addr, bytes))
+        self.allocate_releasing_cache(|| self.tables().arena.grant(device, addr, bytes))
     }
 
     fn give_back(&self, _device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
@@ -161,7 +161,7 @@ impl Backend for NvidiaBackend {
         shareable: bool,
     ) -> Result<(), CuError> {
         self.within_quota(device, size)?;
-        self.or_with_less_cached(|| {
+        self.allocate_releasing_cache(|| {
             self.tables().arena.create_handle(handle, device, size, shareable)
         })
     }
@@ -189,7 +189,7 @@ impl Backend for NvidiaBackend {
     }
 
     fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError> {
-        self.or_with_less_cached(|| {
+        self.allocate_releasing_cache(|| {
             let mut tables = self.tables();
             let context = Arc::clone(tables.context(ctx)?);
             tables.textures.create_array(&self.shared.driver, &context, array, desc)
@@ -425,7 +425,7 @@ impl Backend for NvidiaBackend {
         let mut tables = self.tables();
         let draft = tables.drafts.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?;
         // Whenever it runs: what is valid for too long does no harm.
-        self.told(draft.ctx.id, &op)?;
+        self.note_allocation(draft.ctx.id, &op)?;
         draft.push(op)
     }
 

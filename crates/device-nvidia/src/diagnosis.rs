@@ -49,7 +49,7 @@ impl Installation {
     }
 
     /// Looks without opening anything: that can wake a GPU, which takes seconds.
-    pub(crate) fn glance() -> Installation {
+    pub(crate) fn look_without_opening() -> Installation {
         Installation::by(permission)
     }
 

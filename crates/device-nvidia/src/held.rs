@@ -92,7 +92,7 @@ pub(crate) fn lent(room: &Room, place: Place) -> Option<HeldPlace> {
 impl NvidiaBackend {
     /// Allocates. What is kept ready for a snapshot, and then what is held of one, is the program's
     /// first of all.
-    pub(crate) fn or_with_less_cached(
+    pub(crate) fn allocate_releasing_cache(
         &self,
         allocate: impl Fn() -> Result<(), CuError>,
     ) -> Result<(), CuError> {

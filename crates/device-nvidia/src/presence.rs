@@ -41,7 +41,7 @@ pub fn obstacle() -> Option<String> {
         return None;
     }
     match driver_path() {
-        Some(_) => Installation::glance().obstacle(),
+        Some(_) => Installation::look_without_opening().obstacle(),
         None => Some(DriverError::Missing("there is none".into()).to_string()),
     }
 }

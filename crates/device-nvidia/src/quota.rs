@@ -19,7 +19,7 @@ impl Quota {
     }
 
     /// A restart begins, or is over.
-    pub(crate) fn lift(&self, lifted: bool) {
+    pub(crate) fn set_lifted(&self, lifted: bool) {
         self.lifted.store(lifted, Ordering::Relaxed);
     }
 
@@ -69,9 +69,9 @@ mod tests {
         assert_eq!(backend.quota.left(&backend.tables(), 0), 0);
         assert_eq!(backend.grant(0, at(1), GRANULE), short);
         assert_eq!(backend.create_handle(MemHandleId(2), 0, GRANULE, false), short);
-        backend.quota.lift(true);
+        backend.quota.set_lifted(true);
         backend.grant(0, at(1), GRANULE).unwrap();
-        backend.quota.lift(false);
+        backend.quota.set_lifted(false);
         backend.destroy_handle(handle).unwrap();
         assert_eq!(backend.quota.left(&backend.tables(), 0), 0);
         backend.give_back(0, at(0), GRANULE).unwrap();

@@ -92,7 +92,7 @@ impl Snapshots for NvidiaBackend {
 
 impl Restore for NvidiaBackend {
     fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
-        self.quota.lift(true);
+        self.quota.set_lifted(true);
         self.expect(notes)
     }
 
@@ -139,7 +139,7 @@ impl Restore for NvidiaBackend {
     }
 
     fn restore_end(&self) -> Result<(), SnapshotError> {
-        self.quota.lift(false);
+        self.quota.set_lifted(false);
         self.finish_restore()
     }
 }

@@ -109,7 +109,7 @@ impl NvidiaBackend {
                 all.allocating.entry(ctx.id).or_insert((Arc::clone(&ctx), kernel.to_owned()));
             }
             let variables = module.variables().map_err(|why| unnamed(id, &why))?;
-            all.runs.extend(separately(id, &ctx, variables));
+            all.runs.extend(runs_of_variables(id, &ctx, variables));
         }
         Ok(())
     }
@@ -156,7 +156,7 @@ fn arrays(tables: &Tables, all: &mut Sources) -> Result<(), SnapshotError> {
 
 /// A module's variables, each by itself: the driver refuses a copy that leaves one of its
 /// allocations, and does not tell where these end.
-fn separately<'a>(
+fn runs_of_variables<'a>(
     module: ModuleId,
     ctx: &'a Arc<Context>,
     variables: &'a [Variable],

@@ -128,7 +128,7 @@ fn load_steered<R: Rooms, P: Placed, E>(
             || format!("{} would have been at {at:#x} instead of {:#x}", wanted.name, wanted.addr);
         steering.first.get_or_insert_with(found);
         let again = steered.contains(&wanted);
-        let barred = if again { steering.bar(at, wanted.bytes, known) } else { Ok(()) };
+        let barred = if again { steering.block_room(at, wanted.bytes, known) } else { Ok(()) };
         if barred.and_then(|()| steering.clear(wanted, known)).unwrap_or(false) {
             steered.push(wanted);
         } else if steering.rooms.change_kind() {
@@ -243,7 +243,7 @@ impl<R: Rooms> Steering<R> {
     }
 
     /// Takes the room at `at`: the driver prefers it for a module, though not for what is ours.
-    fn bar(&mut self, at: u64, bytes: u64, known: &[Known]) -> Result<(), CuError> {
+    fn block_room(&mut self, at: u64, bytes: u64, known: &[Known]) -> Result<(), CuError> {
         let mut aside = Vec::new();
         for _ in 0..MAX_LOADS {
             let (got, room) = self.take(bytes)?;

@@ -80,8 +80,8 @@ impl NvidiaBackend {
                 Err(CuError::NOT_SUPPORTED)
             }
             StreamOp::Empty {} => Ok(()),
-            StreamOp::MemAlloc { .. } => self.told(stream.ctx.id, &op),
-            StreamOp::MemFree { addr, size } if self.is_exact() => {
+            StreamOp::MemAlloc { .. } => self.note_allocation(stream.ctx.id, &op),
+            StreamOp::MemFree { addr, size } if self.checks_allocations() => {
                 self.allocations().cut(addr, size)
             }
             StreamOp::MemFree { .. } => Ok(()),
@@ -93,16 +93,16 @@ impl NvidiaBackend {
     ///
     /// # Errors
     /// The memory cannot be noted.
-    pub(crate) fn told(&self, ctx: CtxId, op: &StreamOp) -> Result<(), CuError> {
+    pub(crate) fn note_allocation(&self, ctx: CtxId, op: &StreamOp) -> Result<(), CuError> {
         match *op {
-            StreamOp::MemAlloc { addr, size } if self.is_exact() => {
+            StreamOp::MemAlloc { addr, size } if self.checks_allocations() => {
                 self.allocations().add(ctx, addr, size)
             }
             _ => Ok(()),
         }
     }
 
-    fn is_exact(&self) -> bool {
+    fn checks_allocations(&self) -> bool {
         self.exact.load(Ordering::Relaxed)
     }
 

@@ -81,25 +81,25 @@ impl Opened {
     /// The file of the image in `folder` that `entry` describes.
     fn file(&self, folder: &Folder, entry: &FileEntry) -> Result<Arc<ImageFile>, ImageError> {
         let path = folder.path().join(&entry.name);
-        let mut lately = self.lately();
+        let mut recent = self.recent();
         // The last is the one that was asked for last.
-        let file = match lately.iter().position(|(at, _)| *at == path) {
-            Some(index) => lately.remove(index).1,
+        let file = match recent.iter().position(|(at, _)| *at == path) {
+            Some(index) => recent.remove(index).1,
             None => Arc::new(ImageFile::of(folder, entry)?),
         };
-        if lately.len() == Opened::MAX_OPEN {
-            lately.remove(0);
+        if recent.len() == Opened::MAX_OPEN {
+            recent.remove(0);
         }
-        lately.push((path, file.clone()));
+        recent.push((path, file.clone()));
         Ok(file)
     }
 
     /// Closes those that nobody reads.
     pub fn clear(&self) {
-        self.lately().clear();
+        self.recent().clear();
     }
 
-    fn lately(&self) -> MutexGuard<'_, Vec<(PathBuf, Arc<ImageFile>)>> {
+    fn recent(&self) -> MutexGuard<'_, Vec<(PathBuf, Arc<ImageFile>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -535,10 +535,10 @@ mod tests {
         assert_eq!((count(&own.files[0]), count(&other.files[0])), (2, 1));
         // No more are kept than descriptors may be.
         let more = (0..Opened::MAX_OPEN)
-            .map(|_| opened.lately().push((PathBuf::new(), own.files[0].clone())));
+            .map(|_| opened.recent().push((PathBuf::new(), own.files[0].clone())));
         assert_eq!(more.count(), Opened::MAX_OPEN);
         drop(Layers::open_among(&chain, "9.kimg", &opened).unwrap());
-        assert_eq!(opened.lately().len(), Opened::MAX_OPEN);
+        assert_eq!(opened.recent().len(), Opened::MAX_OPEN);
     }
 
     #[test]

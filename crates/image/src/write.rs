@@ -95,7 +95,7 @@ fn on_page(extent: &Extent) -> bool {
     extent.codec == Codec::Raw && extent.kind == Kind::Memory
 }
 
-fn up(offset: u64) -> u64 {
+fn round_up(offset: u64) -> u64 {
     offset.next_multiple_of(PAGE)
 }
 
@@ -294,7 +294,7 @@ impl ImageWriter {
         let discards = self.discards && kind == Kind::Memory;
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            extent.offset = if on_page(&extent) { up(state.next) } else { state.next };
+            extent.offset = if on_page(&extent) { round_up(state.next) } else { state.next };
             state.next = extent.offset + if discards { 0 } else { bytes.len() as u64 };
             state.extents.push(extent);
         }
@@ -434,15 +434,15 @@ impl<'a> Packer<'a> {
     }
 
     fn place(&self, extent: &Extent) -> usize {
-        if on_page(extent) { up(self.taken as u64) as usize } else { self.taken }
+        if on_page(extent) { round_up(self.taken as u64) as usize } else { self.taken }
     }
 
     pub fn flush(&mut self) -> Result<(), ImageError> {
-        let whole = up(self.taken as u64) as usize;
+        let whole = round_up(self.taken as u64) as usize;
         let decoded = self.extents.iter().map(|extent| extent.decoded).sum();
         let base = {
             let mut state = self.writer.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let base = if whole == 0 { state.next } else { up(state.next) };
+            let base = if whole == 0 { state.next } else { round_up(state.next) };
             state.next = base + whole as u64;
             let moved = |extent: Extent| Extent { offset: base + extent.offset, ..extent };
             state.extents.extend(self.extents.drain(..).map(moved));

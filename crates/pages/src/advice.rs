@@ -42,19 +42,19 @@ impl Engine {
     fn wish(&mut self, wish: Wish) -> Vec<Action> {
         let mut out = Out::default();
         self.wishes.push(wish);
-        self.rested(&mut out);
+        self.run_deferred(&mut out);
         out.done()
     }
 
     /// Work has ended: carries out what has waited for that, in order.
-    pub(crate) fn rested(&mut self, out: &mut Out) {
+    pub(crate) fn run_deferred(&mut self, out: &mut Out) {
         if self.wishes.is_empty() {
             return;
         }
         for wish in std::mem::take(&mut self.wishes) {
             let (Wish::Prefetch { pages, .. } | Wish::Advise { pages, .. }) = &wish;
             let attaches = self.attaches(pages);
-            if attaches.iter().all(|attach| self.busy.lets(*attach)) {
+            if attaches.iter().all(|attach| self.busy.is_idle_for(*attach)) {
                 self.carry_out(wish, out);
             } else if self.wishes.len() < MAX_WISHES {
                 self.wishes.push(wish);
@@ -91,7 +91,9 @@ impl Engine {
                     Wish::Advise { advice: Advice::Prefer(to), .. } => {
                         self.place(start, index, to, now, out);
                     }
-                    Wish::Advise { advice: Advice::NoPreference, .. } => self.unstay(start, index),
+                    Wish::Advise { advice: Advice::NoPreference, .. } => {
+                        self.clear_stays(start, index)
+                    }
                 }
             }
         }
@@ -104,7 +106,7 @@ impl Engine {
         let there = region.blocks[index as usize].place == to;
         let possible = match to {
             _ if region.fixed => there,
-            Place::Host => self.host_is_seen(),
+            Place::Host => self.all_map_host(),
             Place::Node(node) => there || self.make_room(node, offsets(&pages).len(), since, out),
         };
         if possible {
@@ -117,7 +119,7 @@ impl Engine {
     }
 
     /// Launches may bring the block to their node again.
-    fn unstay(&mut self, start: u64, index: u32) {
+    fn clear_stays(&mut self, start: u64, index: u32) {
         let Some(place) = self.leave((start, index)) else { return };
         if let Some(block) = self.block_mut((start, index)) {
             block.stays = false;

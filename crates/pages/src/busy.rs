@@ -84,7 +84,7 @@ impl Busy {
     }
 
     /// Whether no work may touch a region.
-    pub(crate) fn lets(&self, attach: Attach) -> bool {
+    pub(crate) fn is_idle_for(&self, attach: Attach) -> bool {
         self.0.is_empty() || self.blocking(attach, None).is_empty()
     }
 }

@@ -51,7 +51,7 @@ impl Engine {
         let pages = pages_of(bytes);
         self.regions_within(&pages).iter().find_map(|start| {
             let region = &self.regions[start];
-            let unseen = |index: u32| !self.sees(node, region.blocks[index as usize].place);
+            let unseen = |index: u32| !self.can_map(node, region.blocks[index as usize].place);
             let any = region.parts(&pages).any(|(index, _)| unseen(index));
             any.then(|| self.must_wait(region.attach, None)).flatten()
         })
@@ -72,13 +72,13 @@ impl Engine {
         let parts: Vec<_> = region.parts(&pages_of(bytes)).collect();
         for (index, part) in parts {
             let place = self.regions[&start].blocks[index as usize].place;
-            if !self.sees(node, place) {
-                self.make_seen((start, index), node, out);
+            if !self.can_map(node, place) {
+                self.make_mappable((start, index), node, out);
             }
             // What is overwritten as a whole is sent, too: work of another stream may come first.
             self.clean(start, index, &part, out);
             if write {
-                self.shut(start, index, &part, out);
+                self.close_to_host(start, index, &part, out);
             }
         }
         if let Some(region) = self.regions.get_mut(&start) {

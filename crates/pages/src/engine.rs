@@ -205,7 +205,7 @@ impl Engine {
     pub fn over(&mut self, node: NodeId, stream: StreamId, ticket: Ticket) -> Vec<Action> {
         self.busy.end(node, stream, ticket);
         let mut out = Out::default();
-        self.rested(&mut out);
+        self.run_deferred(&mut out);
         out.done()
     }
 
@@ -213,7 +213,7 @@ impl Engine {
     pub fn node_over(&mut self, node: NodeId, ticket: Ticket) -> Vec<Action> {
         self.busy.end_until(node, ticket);
         let mut out = Out::default();
-        self.rested(&mut out);
+        self.run_deferred(&mut out);
         out.done()
     }
 

@@ -22,7 +22,7 @@ impl Engine {
     ) -> Result<Step, Error> {
         self.known(node)?;
         let classes = [Attach::Global, Attach::Stream(stream)];
-        let moving = |attach: &Attach| !self.unseen(*attach, node).is_empty();
+        let moving = |attach: &Attach| !self.unmappable(*attach, node).is_empty();
         let wait = |attach| self.must_wait(attach, None);
         if let Some(wait) = classes.into_iter().filter(moving).find_map(wait) {
             return Ok(wait);
@@ -118,16 +118,16 @@ impl Engine {
     fn bring_in(&mut self, page: u64, node: NodeId, now: u64, out: &mut Out) {
         let Some(region) = self.region(page) else { return };
         let start = region.pages.start;
-        if region.away == 0 || !self.busy.lets(Attach::Global) {
+        if region.displaced == 0 || !self.busy.is_idle_for(Attach::Global) {
             return;
         }
         // Where the program has it, if that serves this node as well.
-        let home = Some(region.home).filter(|home| self.sees(node, Place::Node(*home)));
+        let home = Some(region.home).filter(|home| self.can_map(node, Place::Node(*home)));
         let node = home.unwrap_or(node);
         for index in 0..region.blocks.len() as u32 {
             let Some(region) = self.regions.get(&start) else { return };
             let block = &region.blocks[index as usize];
-            if region.away == 0 || block.stays || block.place != Place::Host {
+            if region.displaced == 0 || block.stays || block.place != Place::Host {
                 continue;
             }
             let pages = region.block_pages(index);

@@ -8,7 +8,7 @@ use crate::types::{Action, Attach, Error, NodeConfig, NodeId, Note, Place, Prote
 
 impl Engine {
     /// Whether a node's devices can map what lies there.
-    pub(crate) fn sees(&self, node: NodeId, place: Place) -> bool {
+    pub(crate) fn can_map(&self, node: NodeId, place: Place) -> bool {
         let Some(config) = self.nodes.get(&node).map(|node| &node.config) else { return false };
         match place {
             Place::Host => config.maps_host,
@@ -17,13 +17,13 @@ impl Engine {
     }
 
     /// Whether blocks may lie in host memory: all devices can map that.
-    pub(crate) fn host_is_seen(&self) -> bool {
+    pub(crate) fn all_map_host(&self) -> bool {
         self.nodes.values().all(|node| node.config.maps_host)
     }
 
     pub(crate) fn has_room(&self, node: NodeId, pages: u64) -> bool {
         let Some(node) = self.nodes.get(&node) else { return false };
-        node.config.quota.is_none_or(|quota| node.used + pages <= quota) || !self.host_is_seen()
+        node.config.quota.is_none_or(|quota| node.used + pages <= quota) || !self.all_map_host()
     }
 
     /// Makes room on a node by moving blocks of regions to host memory that were used before
@@ -49,7 +49,7 @@ impl Engine {
         let may_move = |start: &u64| {
             let region = self.regions.get(start)?;
             let index = region.blocks.iter().rposition(|block| block.place == Place::Node(node))?;
-            self.busy.lets(region.attach).then_some((*start, index as u32))
+            self.busy.is_idle_for(region.attach).then_some((*start, index as u32))
         };
         before.map(|(_, start)| start).find_map(may_move)
     }
@@ -131,7 +131,7 @@ impl Engine {
         let pages = region.block_pages(key.1);
         let Some(block) = region.blocks.get_mut(key.1 as usize) else { return };
         block.place = at;
-        region.away += u32::from(at == Place::Host && !block.stays);
+        region.displaced += u32::from(at == Place::Host && !block.stays);
         self.classes.entry(region.attach).or_default().settle(key, at);
         let Place::Node(id) = at else { return };
         if region.fixed {
@@ -150,7 +150,7 @@ impl Engine {
         let pages = region.block_pages(key.1);
         let block = region.blocks.get(key.1 as usize)?;
         let at = block.place;
-        region.away -= u32::from(at == Place::Host && !block.stays);
+        region.displaced -= u32::from(at == Place::Host && !block.stays);
         self.classes.entry(region.attach).or_default().leave(key, at);
         let Place::Node(id) = at else { return Some(at) };
         if region.fixed {
@@ -168,25 +168,25 @@ impl Engine {
     }
 
     /// Returns the places of blocks of a class that a node does not see.
-    pub(crate) fn unseen(&self, attach: Attach, node: NodeId) -> Vec<Place> {
+    pub(crate) fn unmappable(&self, attach: Attach, node: NodeId) -> Vec<Place> {
         let Some(class) = self.classes.get(&attach) else { return Vec::new() };
-        let unseen = |place: &&Place| !self.sees(node, **place);
+        let unseen = |place: &&Place| !self.can_map(node, **place);
         class.homes.keys().filter(unseen).copied().collect()
     }
 
     /// Moves all blocks of a class, which no work touches, to where a node sees them.
     pub(crate) fn settle(&mut self, attach: Attach, node: NodeId, out: &mut Out) {
-        for place in self.unseen(attach, node) {
+        for place in self.unmappable(attach, node) {
             let homes = self.classes.get(&attach).and_then(|class| class.homes.get(&place));
             for key in homes.cloned().unwrap_or_default() {
-                self.make_seen(key, node, out);
+                self.make_mappable(key, node, out);
             }
         }
     }
 
     /// Moves a block, which no work touches, to where a node sees it.
-    pub(crate) fn make_seen(&mut self, key: Key, node: NodeId, out: &mut Out) {
-        if !self.host_is_seen() {
+    pub(crate) fn make_mappable(&mut self, key: Key, node: NodeId, out: &mut Out) {
+        if !self.all_map_host() {
             return self.relocate(key, Place::Node(node), false, out);
         }
         self.relocate(key, Place::Host, true, out);

@@ -29,7 +29,7 @@ pub(crate) struct Region {
     /// The number of blocks on each node.
     pub(crate) on: BTreeMap<NodeId, u32>,
     /// The number of blocks that are in host memory because the node has no room.
-    pub(crate) away: u32,
+    pub(crate) displaced: u32,
 }
 
 /// Pages that lie in one place together.
@@ -75,7 +75,7 @@ impl Region {
             fixed: false,
             used: born,
             on,
-            away: 0,
+            displaced: 0,
         }
     }
 

@@ -26,7 +26,7 @@ impl Engine {
     /// Whether the region of a page has blocks in host memory for want of room, so that a launch
     /// which uses it would bring them in.
     pub fn is_away(&self, page: u64) -> bool {
-        self.region(page).is_some_and(|region| region.away > 0 && !region.fixed)
+        self.region(page).is_some_and(|region| region.displaced > 0 && !region.fixed)
     }
 
     /// Something that is no managed memory wants so many pages of a node: the blocks that were used
@@ -36,7 +36,7 @@ impl Engine {
     /// There is no such node.
     pub fn give_way(&mut self, node: NodeId, pages: u64) -> Result<Step, Error> {
         let used = self.nodes.get(&node).ok_or(Error::UnknownNode(node.0))?.used;
-        if used == 0 || !self.host_is_seen() {
+        if used == 0 || !self.all_map_host() {
             return Ok(Step::Do(Vec::new()));
         }
         let on_it = |attach: &&Attach| {

@@ -22,7 +22,7 @@ impl Engine {
         by: Option<StreamId>,
     ) -> Result<Step, Error> {
         let region = self.region(page).ok_or(Error::NotManaged(page))?;
-        if !self.is_shut(page, access) {
+        if !self.is_closed_to_host(page, access) {
             return Ok(Step::Do(Vec::new()));
         }
         let (attach, end) = (region.attach, region.pages.end);
@@ -33,7 +33,7 @@ impl Engine {
             return Ok(wait);
         }
         let mut out = Out::default();
-        if contended && self.host_is_seen() {
+        if contended && self.all_map_host() {
             self.share(page, &mut out);
         } else {
             if self.is_again(page) {
@@ -58,7 +58,7 @@ impl Engine {
         by: Option<StreamId>,
     ) -> Result<Option<Step>, Error> {
         let region = self.region(page).ok_or(Error::NotManaged(page))?;
-        let shut = self.is_shut(page, access);
+        let shut = self.is_closed_to_host(page, access);
         Ok(if shut { self.must_wait(region.attach, by) } else { None })
     }
 
@@ -77,7 +77,7 @@ impl Engine {
         while at < pages.end {
             let region = self.region(at).ok_or(Error::NotManaged(at))?;
             let (attach, end) = (region.attach, region.pages.end.min(pages.end));
-            if (at..end).any(|page| self.is_shut(page, access)) {
+            if (at..end).any(|page| self.is_closed_to_host(page, access)) {
                 if let Some(wait) = self.must_wait(attach, by) {
                     return Ok(wait);
                 }
@@ -151,7 +151,7 @@ impl Engine {
     }
 
     /// Whether the view does not let the host touch a managed page so.
-    fn is_shut(&self, page: u64, access: Access) -> bool {
+    fn is_closed_to_host(&self, page: u64, access: Access) -> bool {
         let Some(region) = self.region(page) else { return true };
         let block = &region.blocks[region.index(page) as usize];
         let open = match access {
@@ -209,7 +209,7 @@ impl Engine {
     }
 
     /// Closes what the host has open of some pages of a block, and forgets that it has.
-    pub(crate) fn shut(&mut self, start: u64, index: u32, part: &Pages, out: &mut Out) {
+    pub(crate) fn close_to_host(&mut self, start: u64, index: u32, part: &Pages, out: &mut Out) {
         let Some(block) = self.block_mut((start, index)) else { return };
         if block.place == Place::Host {
             return;

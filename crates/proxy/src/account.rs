@@ -183,7 +183,7 @@ const MAX_HOLD: u64 = 1_000_000_000;
 
 impl Account {
     /// Says what work this session's devices have.
-    pub(crate) fn works(&self, work: Work) {
+    pub(crate) fn set_work(&self, work: Work) {
         self.own(WORK).store(work.bits(), Ordering::Relaxed);
     }
 
@@ -259,7 +259,7 @@ mod tests {
         // Nobody is held for long by what another process has written there.
         server.set_turn(3, Told::Held, u64::MAX);
         assert!(!own.is_held() && !own.is_paced());
-        own.works(Work { wants: true, runs: true });
+        own.set_work(Work { wants: true, runs: true });
         assert_eq!(server.work(3), Work { wants: true, runs: true });
         assert_eq!(server.work(2), Work::default());
     }

@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 const FILES: usize = work::MAX_THREADS;
 
 /// What was on the devices.
-pub(crate) struct Away {
+pub(crate) struct SwappedOut {
     /// An object of it is a piece, by its number and one.
     files: Vec<File>,
     pieces: Vec<Piece>,
@@ -29,22 +29,25 @@ pub(crate) struct Away {
 }
 
 /// Why memory did not go; what has gone comes back.
-pub(crate) struct Stayed {
+pub(crate) struct SwapOutFailure {
     pub(crate) why: CaptureError,
-    pub(crate) gone: Option<Box<Away>>,
+    pub(crate) gone: Option<Box<SwappedOut>>,
 }
 
-impl Away {
+impl SwappedOut {
     /// Packs what the devices' memory holds, and gives that memory back. All is at rest.
-    pub(crate) fn leave(backend: Arc<dyn Backend>, limits: CacheLimits) -> Result<Away, Stayed> {
-        let nothing_gone = |why| Stayed { why, gone: None };
+    pub(crate) fn leave(
+        backend: Arc<dyn Backend>,
+        limits: CacheLimits,
+    ) -> Result<SwappedOut, SwapOutFailure> {
+        let nothing_gone = |why| SwapOutFailure { why, gone: None };
         let (files, pieces) = pack(&*backend, limits).map_err(nothing_gone)?;
         let swapped = Swapped::out(backend).map_err(|why| nothing_gone(why.into()))?;
-        let away = |devices, bytes| Away { files, pieces, bytes, devices };
+        let away = |devices, bytes| SwappedOut { files, pieces, bytes, devices };
         match swapped {
             (devices, Ok(bytes)) => Ok(away(devices, bytes)),
             (devices, Err(why)) => {
-                Err(Stayed { why: why.into(), gone: Some(Box::new(away(devices, 0))) })
+                Err(SwapOutFailure { why: why.into(), gone: Some(Box::new(away(devices, 0))) })
             }
         }
     }

@@ -114,7 +114,7 @@ pub fn build(
         GpuSpec::Soft { devices, .. } => {
             let soft = soft_config(config, *devices);
             let infos = soft.describe();
-            let chosen = choose_aloud(&infos, choice, &*host)?;
+            let chosen = choose_and_log(&infos, choice, &*host)?;
             let infos: Vec<_> = chosen.iter().map(|&at| infos[at].clone()).collect();
             let windows = windows_of(config, infos.len())?;
             match ready {
@@ -122,7 +122,7 @@ pub fn build(
                     SoftBackend::on(started, infos, host)
                 }
                 other => {
-                    say_unfit(&*host, other.is_some(), choice);
+                    log_unfit(&*host, other.is_some(), choice);
                     // Its addresses are wanted.
                     drop(other);
                     let started = Started::new(soft, windows)?.sharing(ledger().as_deref())?;
@@ -133,17 +133,17 @@ pub fn build(
         GpuSpec::Local { ordinals } => {
             let gpus = match ready {
                 Some(Ready::Nvidia(ready)) => {
-                    let chosen = choose_aloud(ready.infos(), choice, &*host)?;
+                    let chosen = choose_and_log(ready.infos(), choice, &*host)?;
                     if chosen == ready.chosen() && config.windows.is_none() {
                         let backend = NvidiaBackend::on(*ready, host, config.cache)?;
                         return Ok(NewBackend::new(backend));
                     }
-                    say_unfit(&*host, true, choice);
+                    log_unfit(&*host, true, choice);
                     ready.back()
                 }
                 _ => open(ordinals, config)?,
             };
-            let chosen = choose_aloud(gpus.infos(), choice, &*host)?;
+            let chosen = choose_and_log(gpus.infos(), choice, &*host)?;
             let windows = windows_of(config, chosen.len())?;
             NvidiaBackend::with_cache(gpus.in_windows(windows), &chosen, host, config.cache)?
         }
@@ -169,7 +169,7 @@ fn windows_of(config: &BackendConfig, count: usize) -> Result<Windows, BuildErro
     Ok(windows)
 }
 
-fn say_unfit(host: &dyn Host, was_ready: bool, choice: &DeviceChoice) {
+fn log_unfit(host: &dyn Host, was_ready: bool, choice: &DeviceChoice) {
     if was_ready {
         let visible = choice.visible.as_deref().unwrap_or("not set");
         host.log(&format!(
@@ -195,7 +195,7 @@ pub(crate) fn choose(
 }
 
 /// The same, with a line in the log where the list has an entry that ends it.
-fn choose_aloud(
+fn choose_and_log(
     infos: &[DeviceInfo],
     choice: &DeviceChoice,
     host: &dyn Host,

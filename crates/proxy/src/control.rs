@@ -120,13 +120,13 @@ impl Serving {
         // opens.
         let over = under_way.moving.as_ref().filter(|source| source.may_be_over());
         if over.is_some_and(|source| source.owner.has_moved()) {
-            self.hear_no_more();
+            self.end_watcher();
             ending::end_moved();
         }
         ending::may_have_moved(None);
     }
 
-    fn hear_no_more(&self) {
+    fn end_watcher(&self) {
         let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
         watcher.into_iter().for_each(Watcher::end);
     }
@@ -175,7 +175,7 @@ impl Serving {
             }
             Order::Depart {} => match moving.as_ref().is_some_and(Source::may_be_over) {
                 true => {
-                    self.hear_no_more();
+                    self.end_watcher();
                     Ok(Answer::Yes {})
                 }
                 false => Err("nobody has its client".into()),

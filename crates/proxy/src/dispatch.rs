@@ -2,7 +2,7 @@
 
 mod modules;
 
-use crate::away::Away;
+use crate::away::SwappedOut;
 use crate::charge::{Arrays, Ends, wants};
 use crate::host::ProxyHost;
 use crate::record::{Record, Step, asking};
@@ -44,7 +44,7 @@ pub(crate) struct Dispatcher {
     pub(crate) sharing: Sharing,
     pub(crate) record: Record,
     /// The devices' memory is not there.
-    pub(crate) away: Option<Away>,
+    pub(crate) away: Option<SwappedOut>,
     pub(crate) arrays: Arrays,
     /// Others' memory, and its bytes.
     pub(crate) opened: HashMap<MemHandleId, u64>,
@@ -87,7 +87,7 @@ impl Dispatcher {
     }
 
     /// For other threads.
-    pub(crate) fn backend_too(&self) -> Arc<dyn Backend> {
+    pub(crate) fn shared_backend(&self) -> Arc<dyn Backend> {
         Arc::clone(&self.backend)
     }
 

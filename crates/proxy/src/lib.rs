@@ -11,6 +11,7 @@ mod capture;
 mod changes;
 mod charge;
 mod client_memory;
+mod compatibility;
 mod control;
 mod crossing;
 #[cfg(test)]
@@ -29,7 +30,6 @@ mod hold;
 pub mod holder;
 mod host;
 mod host_fns;
-mod likeness;
 mod local;
 pub mod management;
 mod memory_first;

@@ -34,7 +34,7 @@ pub(crate) struct Local {
 
 impl Local {
     pub(crate) fn new(dispatcher: Dispatcher, host: Arc<ProxyHost>, limits: CacheLimits) -> Local {
-        let backend = dispatcher.backend_too();
+        let backend = dispatcher.shared_backend();
         let of_gpus = backend.devices().iter().all(|device| !device.exact);
         let tracking = Arc::new(Tracking { backend, tracked: Mutex::default() });
         Local { dispatcher, host, tracking, limits, spins: of_gpus && processors_to_spare() }
@@ -49,7 +49,7 @@ impl Local {
     }
 
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
-        self.dispatcher.backend_too()
+        self.dispatcher.shared_backend()
     }
 
     /// Takes what the devices hold. All rests, and the client stands still.

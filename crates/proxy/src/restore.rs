@@ -3,13 +3,13 @@
 
 use crate::backend::{self, BackendConfig, BuildError, Ready};
 use crate::client_memory::ClientMemory;
+use crate::compatibility;
 use crate::control;
 use crate::crossing::{Crossing, CrossingError, Part};
 use crate::dispatch::Dispatcher;
 use crate::executor::Executor;
 use crate::hold;
 use crate::host::ProxyHost;
-use crate::likeness;
 use crate::local::Local;
 use crate::memory_first::memory_first;
 use crate::options::Options;
@@ -294,7 +294,7 @@ pub(crate) fn alike(
         return refused(format!("it has seen {}, here are {}", was.len(), here.len()));
     }
     let mut pairs = was.iter().zip(here);
-    let difference = pairs.find_map(|(was, here)| likeness::difference(was, here, software));
+    let difference = pairs.find_map(|(was, here)| compatibility::difference(was, here, software));
     difference.map_or(Ok(()), refused)
 }
 
@@ -334,7 +334,7 @@ pub(crate) fn repeat_steps<'a>(
             }
         };
         let made = dispatcher.repeat(step);
-        made.map_err(|source| not_made(what, source, saved, &*dispatcher.backend_too()))?;
+        made.map_err(|source| not_made(what, source, saved, &*dispatcher.shared_backend()))?;
     }
     Ok(())
 }

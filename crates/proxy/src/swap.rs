@@ -1,6 +1,6 @@
 //! Swapping a client's device memory out, and in again: asked for, or because the client goes on.
 
-use crate::away::{Away, Stayed};
+use crate::away::{SwapOutFailure, SwappedOut};
 use crate::capture::CaptureError;
 use crate::dispatch::Dispatcher;
 use crate::restore::RestoreError;
@@ -21,14 +21,14 @@ impl Dispatcher {
         if let Some(away) = &self.away {
             return Ok(away.bytes);
         }
-        match Away::leave(self.backend_too(), limits) {
+        match SwappedOut::leave(self.shared_backend(), limits) {
             Ok(away) => {
                 let bytes = away.bytes;
                 note!(self.host().log, "{} MiB are off the devices", bytes >> 20);
                 self.is_away(Some(away));
                 Ok(bytes)
             }
-            Err(Stayed { why, gone }) => {
+            Err(SwapOutFailure { why, gone }) => {
                 self.is_away(gone.map(|away| *away));
                 self.come_back();
                 Err(why)
@@ -37,7 +37,7 @@ impl Dispatcher {
     }
 
     /// Keeps what is off the devices, or that nothing is.
-    fn is_away(&mut self, away: Option<Away>) {
+    fn is_away(&mut self, away: Option<SwappedOut>) {
         self.host().counts.swapped_out.store(away.is_some(), Ordering::Relaxed);
         self.away = away;
     }

@@ -105,7 +105,7 @@ impl Inlet {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 Some(_) => {}
-                None if arriving.has_many(into.len()) => {
+                None if arriving.can_read_directly(into.len()) => {
                     let count = arriving.take_directly(into);
                     self.links.brought(count);
                     match count {
@@ -161,7 +161,7 @@ impl Arriving {
     }
 
     /// Returns whether so many bytes of the present packet are still the system's.
-    fn has_many(&self, most: usize) -> bool {
+    fn can_read_directly(&self, most: usize) -> bool {
         self.opener.is_none() && self.from == self.to && self.left.min(most) >= DIRECT_THRESHOLD
     }
 

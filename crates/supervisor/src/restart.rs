@@ -34,7 +34,7 @@ use kedge_control::{error, info, warn};
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_pmi::Rank;
-use kedge_process::plugins::{More, Others, PathMap, settle_all};
+use kedge_process::plugins::{More, PathMap, Rendezvous, settle_all};
 use kedge_process::{Arrivals, EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use std::fs;
 use std::io::{self, Write};
@@ -411,7 +411,7 @@ fn first_that_works<'a>(
         let paths = PathMap::new(spec.paths.iter().cloned());
         inherits.extend(GATE.number());
         let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN, &GATE];
-        let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Others);
+        let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Rendezvous);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
         let policy = spec.policy.or(Policy::of_image(manifest));

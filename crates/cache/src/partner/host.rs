@@ -135,11 +135,11 @@ impl Partner {
     }
 
     /// Finds out whose a connection is: a pinned key's, or this user's own from this machine.
-    fn identify(&self, mut stream: TcpStream) -> io::Result<(Vouched, Connection)> {
+    fn identify(&self, mut stream: TcpStream) -> io::Result<(SessionOwner, Connection)> {
         stream.set_nodelay(true)?;
         if stream.peer_addr()?.ip().to_canonical().is_loopback() {
             return match kedge_keys::whose(&stream)? {
-                Whose::Own => Ok((Vouched::here(), stream.into())),
+                Whose::Own => Ok((SessionOwner::here(), stream.into())),
                 _ => Err(other("a connection of another user: refused")),
             };
         }
@@ -151,7 +151,7 @@ impl Partner {
             kedge_keys::accept(&mut stream, &own, &pins, OPENING).map_err(io::Error::other)?;
         let certificate = pins.fingerprint(&name).ok_or_else(|| other("its key is revoked"))?;
         let shown = Some((name.clone(), certificate));
-        let vouched = Vouched { key: name.to_string(), shown, checked: Instant::now() };
+        let vouched = SessionOwner { key: name.to_string(), shown, checked: Instant::now() };
         Ok((vouched, Connection::new(stream, Some(secrets))?))
     }
 
@@ -179,16 +179,16 @@ impl Partner {
 
 /// Whose a session is.
 #[derive(Debug)]
-pub(super) struct Vouched {
+pub(super) struct SessionOwner {
     key: String,
     /// What was shown for it, unless the session is of this machine.
     shown: Option<(Name, Fingerprint)>,
     checked: Instant,
 }
 
-impl Vouched {
-    fn here() -> Vouched {
-        Vouched { key: HERE.into(), shown: None, checked: Instant::now() }
+impl SessionOwner {
+    fn here() -> SessionOwner {
+        SessionOwner { key: HERE.into(), shown: None, checked: Instant::now() }
     }
 
     /// Checks once a second that what was shown is still pinned, and not revoked.

@@ -19,7 +19,7 @@ pub use wire::check_bytes;
 
 use crate::CacheError;
 use crate::adopt;
-use crate::below;
+use crate::backing;
 use crate::control::Stuck;
 use crate::engine::Engine;
 use crate::file::{CachedFile, Copied, State};
@@ -106,13 +106,13 @@ impl Engine {
         // Without the lock: nothing is sent meanwhile, and an fsync does not wait for it.
         let _connecting = lock(&link.connecting);
         let ends = || io::Error::other("the cache ends");
-        if self.desk().stopped {
+        if self.scheduler().stopped {
             return Err(ends());
         }
         let (open, mut held) = link.begin(self.faults.partner)?;
         let line = open.connection.stream().try_clone()?;
         let mut wire = link.wire.wait();
-        if self.desk().stopped {
+        if self.scheduler().stopped {
             return Err(ends());
         }
         link.keep_line(line);
@@ -178,14 +178,14 @@ impl Engine {
         let Some(link) = &self.partner else { return };
         let mut again = Instant::now();
         let mut beat = Instant::now();
-        while !self.desk().stopped {
+        while !self.scheduler().stopped {
             thread::sleep(Duration::from_millis(50));
             if beat.elapsed() < BEAT {
                 continue;
             }
             beat = Instant::now();
             let mut wire = link.wire.wait();
-            if self.desk().stopped {
+            if self.scheduler().stopped {
                 return;
             }
             if link.is_connected() && wire.is_some() {
@@ -363,13 +363,13 @@ impl Engine {
             let untold = || lock(&link.heard).is_none_or(|heard| heard.elapsed() > UNTOLD);
             if !link.is_connected() && untold() {
                 // A later session tells all that was noted before it counts.
-                return below::touch(node);
+                return backing::touch(node);
             }
             if let Some(Ok(())) = link.tell_noted() {
                 return Ok(());
             }
             if untold() {
-                return below::touch(node);
+                return backing::touch(node);
             }
             thread::sleep(Duration::from_millis(50));
         }

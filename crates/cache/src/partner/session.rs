@@ -2,7 +2,7 @@
 
 use super::account::{Kept, RECORD, Seat};
 use super::home::{self as place, CONTACT, TOKEN};
-use super::host::{Listed, Partner, SILENCE, Vouched, other};
+use super::host::{Listed, Partner, SILENCE, SessionOwner, other};
 use super::wire::{END, Hello, Said, VERSION};
 use crate::CacheError;
 use crate::extents::{Freed, blocks_of};
@@ -145,7 +145,11 @@ impl Session {
         self.seat.begin(kept)
     }
 
-    pub(super) fn serve(&mut self, connection: Connection, mut vouched: Vouched) -> io::Result<()> {
+    pub(super) fn serve(
+        &mut self,
+        connection: Connection,
+        mut vouched: SessionOwner,
+    ) -> io::Result<()> {
         let mut connection = BufReader::new(connection);
         // A cache that takes it slowly has given it up by then.
         connection.get_mut().write_until(Instant::now() + SILENCE);

@@ -1,6 +1,6 @@
 //! Jobs of several parts, each stopped by its own supervisor.
 
-use crate::plugins::Others;
+use crate::plugins::Rendezvous;
 
 /// The other parts of a job, captured at the same moment as this one. What one part does after it
 /// is captured must not be seen by another before it is, so each waits for all.
@@ -17,7 +17,7 @@ pub trait Together: Send + Sync + std::fmt::Debug {
     fn captured(&self, processes: usize) -> Result<(), String>;
 
     /// What plugins say to those of the other parts while all stand still; `None`: they are alone.
-    fn others(&self) -> Option<&dyn Others> {
+    fn others(&self) -> Option<&dyn Rendezvous> {
         None
     }
 }

@@ -66,7 +66,9 @@ fn look_into(job: &mut Job, index: usize, still: bool, buffer: &mut Vec<u8>) -> 
         return Ok(());
     }
     if !still {
-        return queue::glance(&fd)?.into_iter().try_for_each(|fd| place(job, index, fd).map(drop));
+        return queue::peek_descriptors(&fd)?
+            .into_iter()
+            .try_for_each(|fd| place(job, index, fd).map(drop));
     }
     let pieces = queue::peek(&fd, buffer)?;
     let seen: usize = pieces.iter().map(|piece| piece.passed.len()).sum();

@@ -7,7 +7,7 @@ use crate::plugins::procfs::{FdInfo, Seen, Stat};
 use crate::plugins::recreate::again;
 use crate::plugins::saved::new_file;
 use crate::plugins::survey::FileContents;
-use crate::plugins::{Blob, Others, sockets::Kind, streams::Stream, sys};
+use crate::plugins::{Blob, Rendezvous, sockets::Kind, streams::Stream, sys};
 use crate::track::device_name;
 use kedge_image::Manifest;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -263,7 +263,7 @@ pub struct Capture<'a> {
     /// For what is read of sockets.
     pub(crate) buffer: Vec<u8>,
     /// The job's other parts, which stand still as well.
-    pub others: Option<&'a dyn Others>,
+    pub others: Option<&'a dyn Rendezvous>,
 }
 
 impl Capture<'_> {

@@ -56,7 +56,7 @@ pub use error::{PluginError, Refusal};
 pub(crate) use files::{Passing, Places, look as look_at_files};
 pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};
-pub use others::{Others, Stage};
+pub use others::{Rendezvous, Stage};
 pub use path::PathMap;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};

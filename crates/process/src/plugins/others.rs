@@ -21,7 +21,7 @@ pub enum Stage {
 /// # Errors
 /// Every method that returns a `Result` fails once the parts cannot go on together; the text says
 /// why, for people.
-pub trait Others: Send + Sync + Debug {
+pub trait Rendezvous: Send + Sync + Debug {
     /// Returns this part's name.
     fn name(&self) -> String;
 

@@ -5,7 +5,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
 use crate::plugins::world::{Argument, InjectedCall, Late, World};
-use crate::plugins::{More, Others, Stage, inet, inotify, layers, sys, sysv};
+use crate::plugins::{More, Rendezvous, Stage, inet, inotify, layers, sys, sysv};
 use crate::translate::Table;
 use kedge_image::Folder;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ pub struct RecreateOptions<'a> {
     /// Told of each moment of the changes.
     pub at: Option<fn(Moment)>,
     /// The other parts of the job, which are restarted at the same time.
-    pub others: Option<&'static dyn Others>,
+    pub others: Option<&'static dyn Rendezvous>,
 }
 
 impl RecreateOptions<'_> {

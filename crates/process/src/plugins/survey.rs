@@ -7,7 +7,7 @@ use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
-use crate::plugins::{Claim, More, Others, Plugin, all, carried, sockets, streams, sys};
+use crate::plugins::{Claim, More, Plugin, Rendezvous, all, carried, sockets, streams, sys};
 use crate::{proc, several};
 use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
@@ -129,7 +129,7 @@ impl<'a> Survey<'a> {
         folder: &Path,
         base: Option<&Manifest>,
         mappings: &[Vec<Mapping>],
-        others: Option<&dyn Others>,
+        others: Option<&dyn Rendezvous>,
     ) -> Result<Saved, PluginError> {
         let data = DataWriter::create(folder)?;
         let (files, warnings) = (Vec::new(), Vec::new());

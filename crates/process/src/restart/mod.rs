@@ -22,7 +22,7 @@ mod undo;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
-use crate::plugins::{self, Moment, More, Others, PathMap, Saved};
+use crate::plugins::{self, Moment, More, PathMap, Rendezvous, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{Folder, ImageFile, Layers, Manifest, Opened, Source};
@@ -63,7 +63,7 @@ pub struct RestartOptions {
     /// Told of each moment of the changes of files: for tests, which end it there.
     pub at: Option<fn(Moment)>,
     /// The other parts of the job, which are restarted at the same time.
-    pub others: Option<&'static dyn Others>,
+    pub others: Option<&'static dyn Rendezvous>,
     /// Who brings images that build on this one: the job is that of the last one. `None`: this one.
     pub arrivals: Option<&'static dyn Arrivals>,
     /// A signal that was pending for the job and was meant for its former life: it does not come
@@ -116,7 +116,7 @@ struct Plan {
     /// Where it is to be written what is changed of the user's files.
     journal: PathBuf,
     at: Option<fn(Moment)>,
-    others: Option<&'static dyn Others>,
+    others: Option<&'static dyn Rendezvous>,
     arrivals: Option<&'static dyn Arrivals>,
     forgets: Option<libc::c_int>,
     job: JobState,

@@ -109,7 +109,7 @@ impl Turns {
             if let Some(backend) = self.backend() {
                 backend.hold(false);
             }
-            self.account.works(Work::default());
+            self.account.set_work(Work::default());
             while !self.on.load(Ordering::SeqCst) {
                 thread::park();
             }
@@ -136,7 +136,7 @@ impl Turns {
                 Work { wants: busy || self.waits.load(Ordering::Relaxed), runs: busy }
             }
         };
-        self.account.works(work);
+        self.account.set_work(work);
     }
 
     /// Something is dispatched for as long as what this returns is kept.

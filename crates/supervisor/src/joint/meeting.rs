@@ -6,7 +6,7 @@ use super::call::Builds;
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
 use kedge_image::Fate;
 use kedge_process::Together;
-use kedge_process::plugins::{Others, Stage};
+use kedge_process::plugins::{Rendezvous, Stage};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -242,12 +242,12 @@ impl Together for Meeting {
         self.arrive(Step::Captured)
     }
 
-    fn others(&self) -> Option<&dyn Others> {
+    fn others(&self) -> Option<&dyn Rendezvous> {
         Some(self)
     }
 }
 
-impl Others for Meeting {
+impl Rendezvous for Meeting {
     fn name(&self) -> String {
         self.part.as_ref().map(|(part, _)| part.clone()).unwrap_or_default()
     }

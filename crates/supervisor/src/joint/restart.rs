@@ -15,7 +15,7 @@ use kedge_coordinator::{
 };
 use kedge_image::{ImageError, Manifest, Part};
 use kedge_pmi::Rank;
-use kedge_process::plugins::{Claim, Found, Job, Others, Plugin, PluginError, Stage};
+use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError, Rendezvous, Stage};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -135,7 +135,7 @@ impl Join {
     }
 }
 
-impl Others for Join {
+impl Rendezvous for Join {
     fn name(&self) -> String {
         let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         joined.as_ref().map(|joined| joined.joint.part.to_string()).unwrap_or_default()

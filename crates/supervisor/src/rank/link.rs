@@ -4,7 +4,7 @@ use super::{End, Open, RankError, Seat};
 use kedge_control::joblog::JobLog;
 use kedge_control::warn;
 use kedge_pmi::{Rank, Relay, Saved};
-use kedge_process::plugins::Others;
+use kedge_process::plugins::Rendezvous;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -267,7 +267,7 @@ impl Held {
     ///
     /// # Errors
     /// They cannot be told.
-    pub(crate) fn tell(&self, others: &dyn Others) -> Result<(), RankError> {
+    pub(crate) fn tell(&self, others: &dyn Rendezvous) -> Result<(), RankError> {
         let fences = self.0.state().relay.fences().to_string();
         let told = others.publish(&fences_of(&others.name()), fences.as_bytes());
         told.map(drop).map_err(RankError::Failed)
@@ -278,7 +278,7 @@ impl Held {
     ///
     /// # Errors
     /// The daemon does not answer in time, or the others have not told.
-    pub(crate) fn settle(&self, others: &dyn Others) -> Result<(), RankError> {
+    pub(crate) fn settle(&self, others: &dyn Rendezvous) -> Result<(), RankError> {
         let state = self.0.state();
         if !state.relay.is_in_fence() {
             return Ok(());

@@ -8,7 +8,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sockets::{Kind, filter, options};
 use crate::plugins::sys;
 use crate::plugins::world::World;
-use crate::plugins::{Others, Stage};
+use crate::plugins::{Rendezvous, Stage};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -70,7 +70,7 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
 
 /// What the parts say to each other of sockets that are bound.
 struct Links {
-    others: &'static dyn Others,
+    others: &'static dyn Rendezvous,
     here: Here,
 }
 

@@ -49,8 +49,8 @@ pub(crate) struct Piece {
     pub passed: Vec<OwnedFd>,
 }
 
-/// Bytes of the next message that [`glance`] reads.
-const GLANCE: usize = 64 << 10;
+/// Bytes of the next message that [`peek_descriptors`] reads.
+const PEEK_LEN: usize = 64 << 10;
 
 /// Returns copies of the descriptors that come with the next message, or with a stream's next
 /// bytes.
@@ -60,13 +60,13 @@ const GLANCE: usize = 64 << 10;
 ///
 /// # Errors
 /// A system call fails.
-pub(crate) fn glance(fd: impl AsFd) -> io::Result<Vec<OwnedFd>> {
+pub(crate) fn peek_descriptors(fd: impl AsFd) -> io::Result<Vec<OwnedFd>> {
     let mut passed = Vec::new();
     // An error that waits is told once, to who looks first.
     if sys::socket_number(&fd, libc::SOL_SOCKET, SO_PEEK_OFF)? < 0
         && !polls_as(&fd, PollFlags::ERR)?
     {
-        peek_one(&fd, &mut vec![0; GLANCE], &mut control(), &mut passed)?;
+        peek_one(&fd, &mut vec![0; PEEK_LEN], &mut control(), &mut passed)?;
     }
     Ok(passed)
 }
@@ -550,7 +550,7 @@ mod tests {
             let other = gone(SocketType::SEQPACKET, passed);
             let error = peek(&other, &mut Vec::new()).err().expect("messages behind an error");
             assert!(error.to_string().contains("ECONNRESET"), "{error}");
-            assert!(glance(&other).unwrap().is_empty());
+            assert!(peek_descriptors(&other).unwrap().is_empty());
             assert_eq!(received(&other), "!ab");
             let other = gone(SocketType::STREAM, passed);
             let seen: Vec<u8> = seen_again(&other).into_iter().flat_map(|piece| piece.0).collect();
@@ -609,7 +609,7 @@ mod tests {
             };
             let before = pidfds();
             for _ in 0..20 {
-                assert_eq!(glance(&other).unwrap().len(), 253);
+                assert_eq!(peek_descriptors(&other).unwrap().len(), 253);
                 assert_eq!(seen(&other), [(b"first".to_vec(), 253), (b"second".to_vec(), 1)]);
             }
             assert!(pidfds() < before + 20, "{} and {before}", pidfds());
@@ -621,12 +621,12 @@ mod tests {
         for kind in [SocketType::STREAM, SocketType::DGRAM, SocketType::SEQPACKET] {
             let (one, other) = pair(kind);
             let (a, b) = pair(SocketType::STREAM);
-            assert_eq!(glance(&other).unwrap().len(), 0);
+            assert_eq!(peek_descriptors(&other).unwrap().len(), 0);
             send(&one, b"first", &[&a, &b]);
             send(&one, b"second", &[&a]);
-            assert_eq!(glance(&other).unwrap().len(), 2);
+            assert_eq!(peek_descriptors(&other).unwrap().len(), 2);
             set_peek_offset(&other, 2).unwrap();
-            assert_eq!(glance(&other).unwrap().len(), 0);
+            assert_eq!(peek_descriptors(&other).unwrap().len(), 0);
             assert_eq!(sys::socket_number(&other, libc::SOL_SOCKET, SO_PEEK_OFF).unwrap(), 2);
         }
     }

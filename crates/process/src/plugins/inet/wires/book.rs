@@ -2,7 +2,7 @@
 
 use super::place::{Here, Offer};
 use super::{heard, say};
-use crate::plugins::Others;
+use crate::plugins::Rendezvous;
 use crate::plugins::error::PluginError;
 use crate::plugins::inet::{Role, Socket};
 use crate::translate::Table;
@@ -29,7 +29,7 @@ fn name(part: &str) -> String {
 /// Tells the other parts which host this part's was, and which it is.
 pub(in super::super) fn write(
     sockets: &BTreeMap<u32, Socket>,
-    others: &dyn Others,
+    others: &dyn Rendezvous,
     here: &Here,
 ) -> Result<(), PluginError> {
     let hosts = sockets.values().filter_map(|socket| socket.host.as_ref());
@@ -47,7 +47,7 @@ pub(in super::super) fn write(
 
 /// Reads what all have told, this part first: where two hosts have become one, or one has become
 /// two, that counts.
-pub(in super::super) fn read(others: &dyn Others, here: &Here) -> Result<Table, PluginError> {
+pub(in super::super) fn read(others: &dyn Rendezvous, here: &Here) -> Result<Table, PluginError> {
     let mut table = Table::default();
     let own = others.name();
     let mut parts = others.parts().map_err(super::refused)?;

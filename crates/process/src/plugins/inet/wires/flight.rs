@@ -9,7 +9,7 @@ use crate::plugins::inet::room::Room;
 use crate::plugins::inet::save::Known;
 use crate::plugins::inet::tcp;
 use crate::plugins::job::Capture;
-use crate::plugins::{Others, Stage, sys};
+use crate::plugins::{Rendezvous, Stage, sys};
 use rustix::fd::AsFd;
 use rustix::io::ioctl_fionread;
 use std::io;
@@ -85,7 +85,7 @@ impl<'a> Flight<'a> {
 
 /// Returns when all that was on its way has arrived, at every part.
 pub(super) fn arrive(
-    others: Option<&dyn Others>,
+    others: Option<&dyn Rendezvous>,
     capture: &Capture,
     ends: &[Loose],
 ) -> Result<(), PluginError> {

@@ -16,7 +16,7 @@ pub(super) use tell::{Told, settle};
 pub(super) use tie::tie;
 
 use crate::plugins::error::{Context, PluginError};
-use crate::plugins::{Others, Stage};
+use crate::plugins::{Rendezvous, Stage};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -39,14 +39,14 @@ fn refused(why: String) -> PluginError {
 }
 
 /// Waits until all parts have reached `stage`.
-pub(crate) fn meet(others: &dyn Others, stage: Stage) -> Result<(), PluginError> {
+pub(crate) fn meet(others: &dyn Rendezvous, stage: Stage) -> Result<(), PluginError> {
     while !others.meet(stage, LOOK).map_err(refused)? {
         others.still().map_err(refused)?;
     }
     Ok(())
 }
 
-fn say(others: &dyn Others, name: &str, value: &impl Serialize) -> Result<(), PluginError> {
+fn say(others: &dyn Rendezvous, name: &str, value: &impl Serialize) -> Result<(), PluginError> {
     let bytes = serde_json::to_vec(value).to(|| "tell the other parts of a socket")?;
     match others.publish(name, &bytes).map_err(refused)? {
         true => Ok(()),
@@ -57,7 +57,10 @@ fn say(others: &dyn Others, name: &str, value: &impl Serialize) -> Result<(), Pl
     }
 }
 
-fn heard<T: DeserializeOwned>(others: &dyn Others, name: &str) -> Result<Option<T>, PluginError> {
+fn heard<T: DeserializeOwned>(
+    others: &dyn Rendezvous,
+    name: &str,
+) -> Result<Option<T>, PluginError> {
     let Some(bytes) = others.look(name).map_err(refused)? else { return Ok(None) };
     let value = serde_json::from_slice(&bytes);
     value.map(Some).map_err(|e| refused(format!("another part tells nonsense of {name}: {e}")))

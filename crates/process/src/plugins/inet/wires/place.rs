@@ -1,7 +1,7 @@
 //! Where a host is reached: by which addresses, before a checkpoint and after a restart.
 
 use super::{heard, refused};
-use crate::plugins::Others;
+use crate::plugins::Rendezvous;
 use crate::plugins::error::PluginError;
 use crate::plugins::inet::moved;
 use crate::plugins::inet::save::canonical;
@@ -121,7 +121,7 @@ pub(in super::super) struct Offer {
 
 /// Publishes that what was at the port of `before` on `host` is at `now`, for sockets of `kind`.
 pub(in super::super) fn publish(
-    others: &dyn Others,
+    others: &dyn Rendezvous,
     kind: &str,
     (host, before): (&Host, SocketAddr),
     now: SocketAddr,
@@ -139,7 +139,7 @@ pub(in super::super) fn publish(
 /// Returns where a socket of another part is by now that was at `before`, seen from `host`; the
 /// likeliest first, nothing if no part has had it.
 pub(in super::super) fn elsewhere(
-    others: &dyn Others,
+    others: &dyn Rendezvous,
     kind: &str,
     (host, before): (&Host, SocketAddr),
     here: &Here,

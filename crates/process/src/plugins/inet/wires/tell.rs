@@ -10,7 +10,7 @@ use crate::plugins::inet::tcp::State;
 use crate::plugins::inet::waiting;
 use crate::plugins::job::Capture;
 use crate::plugins::sockets::diagnosis::{Diagnoser, Waiting};
-use crate::plugins::{Others, Stage};
+use crate::plugins::{Rendezvous, Stage};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -110,7 +110,7 @@ pub(in super::super) fn settle(
 
 /// Tells the other parts of all ends here that may be theirs.
 fn tell(
-    others: &dyn Others,
+    others: &dyn Rendezvous,
     ends: &[Loose],
     queued: &HashSet<(SocketAddr, SocketAddr, u32)>,
     here: &Here,
@@ -189,7 +189,7 @@ fn queued(
 
 /// Those of `queued` that are another part's.
 fn clients(
-    others: &dyn Others,
+    others: &dyn Rendezvous,
     queued: &HashSet<(SocketAddr, SocketAddr, u32)>,
     here: &Here,
 ) -> Result<HashSet<(SocketAddr, SocketAddr)>, PluginError> {

@@ -11,7 +11,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::inet::save::canonical;
 use crate::plugins::inet::{Role, Socket, connect, fill};
 use crate::plugins::world::World;
-use crate::plugins::{Others, Stage};
+use crate::plugins::{Rendezvous, Stage};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::retry_on_intr;
@@ -54,7 +54,7 @@ struct End<'a> {
 /// Makes the connections to other parts among `sockets`; nothing else has their ports meanwhile.
 pub(in super::super) fn tie(
     sockets: &BTreeMap<u32, Socket>,
-    others: &dyn Others,
+    others: &dyn Rendezvous,
     here: &Here,
     world: &mut World,
 ) -> Result<(), PluginError> {
@@ -125,7 +125,7 @@ impl Doors {
     /// Listens, and says where.
     fn open(
         ends: &mut [End],
-        others: &dyn Others,
+        others: &dyn Rendezvous,
         here: &Here,
         world: &mut World,
     ) -> Result<Doors, PluginError> {
@@ -178,7 +178,7 @@ impl Doors {
     }
 
     /// Accepts what connects until each of `ends` that this part accepts has its other end.
-    fn admit(&self, ends: &mut [End], others: &dyn Others) -> Result<(), PluginError> {
+    fn admit(&self, ends: &mut [End], others: &dyn Rendezvous) -> Result<(), PluginError> {
         let (begin, mut silent) = (Instant::now(), Vec::new());
         loop {
             let waits = |end: &&End| end.wire.accepts && end.made.is_none();
@@ -242,7 +242,7 @@ struct Call {
 }
 
 impl Call {
-    fn begin(end: &End, others: &dyn Others, here: &Here) -> Result<Call, PluginError> {
+    fn begin(end: &End, others: &dyn Rendezvous, here: &Here) -> Result<Call, PluginError> {
         let name = &end.wire.name;
         let door: Option<Door> = heard(others, name)?;
         let Some(Door { offer, token }) = door else {
@@ -255,7 +255,11 @@ impl Call {
     }
 
     /// Waits for the answer; tries its other addresses where the first that answers is another's.
-    fn answered(mut self, end: &End, others: &dyn Others) -> Result<(OwnedFd, usize), PluginError> {
+    fn answered(
+        mut self,
+        end: &End,
+        others: &dyn Rendezvous,
+    ) -> Result<(OwnedFd, usize), PluginError> {
         let what = || format!("connect {} again", end.wire.name);
         loop {
             others.still().map_err(refused)?;

@@ -32,7 +32,7 @@ struct Space {
 
 /// The folder below.
 #[derive(Debug)]
-pub(crate) struct Below {
+pub(crate) struct BackingFolder {
     pub(crate) root: OwnedFd,
     /// Its path as the kernel has it.
     prefix: Vec<u8>,
@@ -123,9 +123,9 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::IsADirectory)
 }
 
-impl Below {
+impl BackingFolder {
     /// Opens the folder. Whatever is mounted over it later is not seen by this descriptor.
-    pub(crate) fn open(under: &Path) -> io::Result<Below> {
+    pub(crate) fn open(under: &Path) -> io::Result<BackingFolder> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(under, flags, Mode::empty())?;
         let prefix = std::fs::read_link(by_descriptor(&root))?.as_os_str().as_bytes().to_vec();
@@ -133,7 +133,7 @@ impl Below {
         let space = Space { free: 0, margin: 0, asked: None, promised: 0 };
         let kind = rustix::fs::fstatfs(&root)?.f_type as u64;
         let keeps_writes = KEEP_WRITES.contains(&(kind & u64::from(u32::MAX)));
-        Ok(Below { root, prefix, mount, space: Mutex::new(space), keeps_writes })
+        Ok(BackingFolder { root, prefix, mount, space: Mutex::new(space), keeps_writes })
     }
 
     /// Has the disk have a file or folder, whatever its mode lets the daemon do: where neither its
