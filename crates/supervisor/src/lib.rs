@@ -262,7 +262,7 @@ fn end_together(warden: &warden::Warden, dir: JobDir) -> End {
     match warden.verdict() {
         Verdict::Back(together) => {
             dir.note_end(State::Killed(libc::SIGKILL));
-            End::Together(together)
+            End::Together(*together)
         }
         Verdict::End(why) => {
             let killed = Outcome::Killed(libc::SIGKILL);

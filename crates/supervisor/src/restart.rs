@@ -21,7 +21,7 @@ use crate::signals::{self, Signals};
 use crate::tally::Tally;
 use crate::together::Ranks;
 use crate::turn::Turn;
-use crate::warden::{self, Before, Return};
+use crate::warden::{self, As, Before, Return};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
 use crate::{
@@ -95,12 +95,18 @@ impl RestartSpec {
         let bad =
             |source: io::Error| RunError::System { what: "read which parts come back", source };
         let note: Return = serde_json::from_str(note).map_err(|error| bad(error.into()))?;
+        // It may have been another's since the warden has read it.
+        note.check(&path).map_err(|why| bad(io::Error::other(why)))?;
         let at = note.at.as_ref().map(|at| far(at, None)).transpose();
         let far = at.map_err(|error| bad(io::Error::other(error)))?;
         let policy = Policy { dir: note.dir.clone(), ..Policy::default() };
         let (name, parts) = (Some(note.job.parse()?), note.parts.clone());
+        let As { paths, gpu, soft_memory } = note.again.clone();
+        let gpu = gpu.map(|gpu| gpu.parse()).transpose()?;
         let together = Some(note);
-        Ok(RestartSpec { path, name, policy, far, parts, together, ..RestartSpec::default() })
+        let none = RestartSpec::default();
+        let spec = RestartSpec { path, name, policy, far, parts, together, ..none };
+        Ok(RestartSpec { paths, gpu, soft_memory, ..spec })
     }
 }
 
@@ -584,8 +590,10 @@ impl RestartSpec {
         }
         let policy = self.policy.or(Policy::of_image(first));
         let (times, parts, image) = (joining.times, Some(joining.parts), Some(image.clone()));
-        let started =
-            warden::start(joint, dir, &policy, Before { times, parts, image }, self.quiet);
+        let gpu = self.gpu.as_ref().map(ToString::to_string);
+        let again = As { paths: self.paths.clone(), gpu, soft_memory: self.soft_memory };
+        let before = Before { times, parts, image, again };
+        let started = warden::start(joint, dir, &policy, before, self.quiet);
         started.map_err(|source| RunError::System { what: "start the part's warden", source })
     }
 
@@ -651,6 +659,7 @@ impl Checkpointing<'_> {
     /// Runs in the init, until nothing of the job is left.
     fn serve(&self, job: &mut Rebuilt) {
         // The init has closed what it inherited.
+        warden::is_a_copy();
         let log =
             JobLog::open(&self.dir.log(), "init".to_owned()).unwrap_or_else(|_| JobLog::none());
         let log = Arc::new(log);

@@ -7,6 +7,7 @@ use kedge_tests::job::{
     writers_of,
 };
 use kedge_tests::world::stderr;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -145,6 +146,18 @@ impl Job {
         pids.filter(here).collect()
     }
 
+    /// The warden of that part.
+    fn warden(&self, part: usize) -> u32 {
+        let supervisor = format!("\"supervisor\":{},", self.supervisor(part));
+        let of_part = |pid: &u32| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&words).contains(&supervisor)
+        };
+        let wardens: Vec<u32> = self.wardens().into_iter().filter(of_part).collect();
+        assert_eq!(wardens.len(), 1);
+        wardens[0]
+    }
+
     /// What the logs say.
     fn told(&self) -> String {
         let hosts = self.cluster.hosts.len();
@@ -240,18 +253,24 @@ fn a_part_of_a_lost_host_comes_back_on_another() {
 
 #[test]
 fn a_part_whose_warden_is_killed_ends_and_comes_back() {
-    let lose = |job: &Job| {
-        let supervisor = job.supervisor(1).to_string();
-        let of_part = |pid: &u32| {
-            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&words).contains(&format!("\"supervisor\":{supervisor},"))
-        };
-        let wardens: Vec<u32> = job.wardens().into_iter().filter(of_part).collect();
-        assert_eq!(wardens.len(), 1);
-        send("KILL", &wardens);
-    };
+    let lose = |job: &Job| send("KILL", &[job.warden(1)]);
     let Some(mut job) = recovers("recw", &[0, 1], TIMEOUT, lose) else { return };
     assert_eq!(job.status(0).code(), Some(WELL));
+}
+
+#[test]
+fn a_part_whose_warden_stands_still_ends_before_it_comes_back() {
+    let stopped = Cell::new(0);
+    let lose = |job: &Job| {
+        stopped.set(job.warden(1));
+        send("STOP", &[stopped.get()]);
+    };
+    let Some(mut job) = recovers("recz", &[0, 1], TIMEOUT, lose) else { return };
+    assert_eq!(job.status(0).code(), Some(WELL));
+    // It has the streams.
+    send("KILL", &[stopped.get()]);
+    let ended = job.parts.remove(1).wait_with_output().expect("ended");
+    assert!(stderr(&ended).contains("its warden has stood still"), "{ended:?}");
 }
 
 #[test]

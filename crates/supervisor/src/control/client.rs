@@ -101,7 +101,7 @@ fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     };
     let asked = ask(&control, Ask::Kill(kill)).and_then(|stream| receive(&stream));
     if asked.is_err() && matches!(kill, Kill::End { .. }) {
-        end_restart(jobs, name);
+        end_supervisor(jobs, name, &control);
     }
     let begin = Instant::now();
     let runs = || runs(jobs, name);
@@ -121,10 +121,13 @@ fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     }
 }
 
-/// Ends the restart that is to become the job `name`: it answers nobody as yet, and leaves nothing.
-fn end_restart(jobs: &Jobs, name: &JobName) {
-    let restarts = |meta: &Meta| meta.state == State::Running && meta.pid.is_none();
-    let Some(meta) = jobs.find(name).filter(restarts) else { return };
+/// Ends the restart that is to become the job `name`, which answers nobody as yet and leaves
+/// nothing; or the supervisor of a part that waits for its way back, of which nothing answers any
+/// more.
+fn end_supervisor(jobs: &Jobs, name: &JobName, control: &Path) {
+    let is_mute = || kedge_socket::address::connect(control).is_err();
+    let ends = |meta: &Meta| meta.state == State::Running && (meta.pid.is_none() || is_mute());
+    let Some(meta) = jobs.find(name).filter(ends) else { return };
     if let Some(pid) = Pid::from_raw(meta.supervisor.cast_signed()) {
         let _ = kill_process(pid, Signal::TERM);
     }

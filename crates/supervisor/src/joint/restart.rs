@@ -256,6 +256,10 @@ pub(crate) fn restart_parts(
     for (number, name) in chosen.into_iter().zip(names) {
         let image = folder.join(&manifest.parts[number as usize].name);
         let mut command = command(spec, &image, &name, &joining);
+        // Each may be on devices of its own.
+        let gpu = spec.gpu.as_ref().map(ToString::to_string);
+        let gpu = spec.together.as_ref().map_or(gpu, |note| note.gpu_of(number).map(str::to_owned));
+        command.args(gpu.iter().flat_map(|gpu| ["--gpu", gpu]));
         // One of the parts asks for all of them.
         if let (0, Some(interval)) = (number, spec.policy.interval) {
             command.arg("--interval").arg(interval.to_string());
@@ -518,9 +522,6 @@ fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) 
     }
     if let Some(dir) = &spec.policy.dir {
         command.arg("--ckpt-dir").arg(dir);
-    }
-    if let Some(gpu) = &spec.gpu {
-        command.arg("--gpu").arg(gpu.to_string());
     }
     if let Some(bytes) = spec.soft_memory {
         command.arg("--soft-memory").arg(bytes.to_string());

@@ -1,16 +1,17 @@
 //! The warden itself: a process beside a part's supervisor.
 
 use super::noting::{Noting, noted};
-use super::plan::{FENCE, Image, Next, Plan, Seen, Stage, Told, View, number_of};
+use super::plan::{FENCE, Image, Next, Plan, Seen, Stage, Told, View, number_of, taker};
 use super::reading::{self, Reading};
-use super::touch::{Known, Touch, unheard};
-use super::{Charge, Return, Together, life, since_boot};
+use super::touch::{GAP, Known, Touch, unheard};
+use super::{Charge, Return, Together, WORD, life, since_boot};
 use crate::RunError;
 use crate::jobs::{JobName, Jobs, Meta, State};
 use crate::joint::{Joint, far, part_name};
 use crate::left::{self, Kin};
 use crate::recover::LAST;
 use crate::restart::tell;
+use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::{error, warn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,7 +22,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -82,6 +83,9 @@ struct Duty {
     read: BTreeSet<(PathBuf, String)>,
     /// Since when it is in its stage.
     since: Duration,
+    /// When it looked last whether the part may run, and told the supervisor so.
+    looked: Duration,
+    said: Duration,
     /// The plan is this one's own.
     conducts: bool,
     /// The part has ended for the job's want of a way back, and no other one needs it.
@@ -114,7 +118,9 @@ impl Duty {
         };
         let now = since_boot();
         let number = number.unwrap_or_default();
-        let parts = unheard(0..charge.parts.unwrap_or_default());
+        // Whom a user restarts by hand may come whenever he likes.
+        let expected = if charge.times > 0 { charge.parts.unwrap_or_default() } else { 0 };
+        let parts = unheard(0..expected);
         let (limit, times) = (charge.limit, charge.times);
         let view = View { own: number, now, since: now, limit, times, parts };
         let (proposal, plan, replaced) = (None, None, false);
@@ -144,6 +150,8 @@ impl Duty {
             reading: None,
             read: BTreeSet::new(),
             since: now,
+            looked: now,
+            said: now,
             conducts: false,
             given_up: false,
         })
@@ -223,7 +231,8 @@ impl Duty {
     fn heard(&mut self, line: &str) {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match (word, self.stage()) {
-            ("ended", stage) if stage != Stage::Goes => {
+            // Also while it follows a plan: its user may end it then.
+            ("ended", _) => {
                 self.touch.known().own.images = self.images();
                 // It is ending, too.
                 self.obeyed.store(true, Ordering::SeqCst);
@@ -237,15 +246,22 @@ impl Duty {
     }
 
     fn say(&self, what: &str) {
-        let _ = writeln!(self.line.get_ref(), "{}", what.replace('\n', " "));
+        // All at once: a supervisor that does not listen gets no half of a word.
+        let line = format!("{}\n", what.replace('\n', " "));
+        let _ = self.line.get_ref().write_all(line.as_bytes());
     }
 
     fn run(&mut self, lives: bool) {
         if lives {
             self.kin.note(self.charge.supervisor);
         }
-        let known = self.touch.known();
-        let silent = since_boot().saturating_sub(known.reached);
+        let now = since_boot();
+        let mut known = self.touch.known();
+        if self.charge.at.is_none() {
+            known.reached = after_standstill(known.reached, self.looked, now);
+        }
+        self.looked = now;
+        let silent = now.saturating_sub(known.reached);
         let (replaced, alarm) = (known.replaced, known.view.alarm());
         let error = known.error.clone();
         drop(known);
@@ -260,6 +276,9 @@ impl Duty {
             self.stop(&format!("{why} ({error})"));
         } else if let Some((number, why)) = alarm {
             self.stop(&format!("{job}.{number} is lost: {why}"));
+        } else if now.saturating_sub(self.said) >= WORD {
+            self.said = now;
+            self.say("runs");
         }
     }
 
@@ -323,8 +342,12 @@ impl Duty {
     /// Agrees with the others on what becomes of the job.
     fn agree(&mut self) -> Option<u8> {
         self.read_on();
-        let known = self.touch.known();
         let now = since_boot();
+        if self.reading.is_some() {
+            // However long that takes.
+            self.since = now;
+        }
+        let known = self.touch.known();
         if let Some(later) = known.view.later() {
             drop(known);
             self.catch_up(later);
@@ -437,7 +460,8 @@ impl Duty {
         if !is_good {
             return self.give_up("the others go back to an image that it has not read");
         }
-        if !by.values().any(|number| *number == self.number) {
+        let names = reading::parts(&folder);
+        if !names.iter().any(|name| taker(&by, name) == Some(self.number)) {
             return self.give_up(&format!("it is in no part of {}", folder.display()));
         }
         let why = match lost.is_empty() {
@@ -459,13 +483,13 @@ impl Duty {
         let is_told = published.is_some_and(|told| told.stage == Stage::Goes);
         let all_know = is_told && (!self.conducts || !known.view.parts.iter().any(waits));
         let Some(Plan::Go { folder, by, lost }) = known.plan.clone() else { return Some(1) };
-        let (times, why) = (known.own.times + 1, known.own.why.clone());
+        let (times, why) = (known.own.times.saturating_add(1), known.own.why.clone());
         drop(known);
         if !all_know && since_boot().saturating_sub(self.since) < TAKE_TIMEOUT {
             return None;
         }
         let names = reading::parts(&folder);
-        let is_mine = |name: &String| by.get(name) == Some(&self.number);
+        let is_mine = |name: &String| taker(&by, name) == Some(self.number);
         let mine = names.iter().enumerate().filter(|(_, name)| is_mine(name));
         let parts: Vec<u32> = mine.filter_map(|(index, _)| u32::try_from(index).ok()).collect();
         // None would mean all.
@@ -473,13 +497,15 @@ impl Duty {
             return self.give_up(&format!("{} is gone", folder.display()));
         }
         self.clear(&lost);
-        let Charge { job, at, dir, limit, .. } = &self.charge;
+        let on = self.devices().zip(self.place_in(&folder, &names));
+        let on = on.map(|(gpu, number)| (number, gpu)).filter(|(number, _)| parts.contains(number));
+        let Charge { job, at, dir, limit, again, .. } = &self.charge;
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let why = format!("{why}: back to {name}, for time {times} of {limit} at most");
         warn!(self.log, "{why}");
         let series = format!("way back {times} to {name}");
-        let (job, at, dir) = (job.clone(), at.clone(), dir.clone());
-        let note = Return { job, at, series, parts, times, dir, why };
+        let (job, at, dir, again) = (job.clone(), at.clone(), dir.clone(), again.clone());
+        let note = Return { job, at, series, parts, times, dir, why, again, on };
         let together = Together { image: folder, note };
         if self.supervisor_lives() {
             self.say(&format!("back {}", serde_json::to_string(&together).unwrap_or_default()));
@@ -491,6 +517,21 @@ impl Duty {
         let error = command.exec();
         tell(&format!("{}: cannot start kedge again: {error}", self.charge.part));
         Some(1)
+    }
+
+    /// The devices that the part was on last, if any.
+    fn devices(&self) -> Option<String> {
+        let meta = self.meta.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpu = meta.as_ref().map(|meta| meta.gpu.clone());
+        gpu.filter(|gpu| gpu.parse::<GpuSpec>().is_ok())
+    }
+
+    /// The number in the image of this warden's own part; `names` are those of the image's parts.
+    fn place_in(&self, folder: &Path, names: &[String]) -> Option<u32> {
+        let known = self.touch.known();
+        let own = known.own.good.iter().find(|image| image.folder == folder)?;
+        let index = names.iter().position(|name| *name == own.part)?;
+        u32::try_from(index).ok()
     }
 
     /// Ends what runs on this host of parts that are lost with their wardens.
@@ -544,6 +585,15 @@ fn hold(pid: i32, since: u64) -> io::Result<OwnedFd> {
     }
 }
 
+/// When the coordinator was reached last, as it counts for parts of one host, which stand still
+/// together (a suspended laptop): who has not looked for long then has a moment to reach it again.
+fn after_standstill(reached: Duration, looked: Duration, now: Duration) -> Duration {
+    match now.saturating_sub(looked) > GAP {
+        true => reached.max(now.saturating_sub(FENCE - GAP)),
+        false => reached,
+    }
+}
+
 /// Closes what a user has had the supervisor inherit: its readers are to find its end.
 fn close_rest() {
     // SAFETY: a plain call in a process that has opened nothing as yet: nobody has those
@@ -571,4 +621,20 @@ fn let_go_of_streams() {
     let _ = rustix::stdio::dup2_stdin(null.as_fd());
     let _ = rustix::stdio::dup2_stdout(null.as_fd());
     let _ = rustix::stdio::dup2_stderr(null.as_fd());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_stood_still_has_a_moment_to_reach_the_coordinator() {
+        let seconds = Duration::from_secs;
+        // It was reached all the time, and is not from now on.
+        let now = seconds(120);
+        assert_eq!(after_standstill(seconds(100), seconds(100), now), now - (FENCE - GAP));
+        let cut_off = after_standstill(seconds(100), now - TICK, now);
+        assert!(now - cut_off > FENCE, "who has looked is cut off all the same");
+        assert_eq!(after_standstill(now, seconds(100), now), now);
+    }
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! supervisor → warden   lost WHY | stopped | ended WHY
-//! warden → supervisor   pid NUMBER | stop | back NOTE | end WHY
+//! warden → supervisor   pid NUMBER | runs | stop | back NOTE | end WHY
 //! ```
 
 mod duty;
@@ -43,6 +43,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long it may be until a warden has heard that another part is lost.
 const NEWS: Duration = Duration::from_secs(3);
+/// From one word to the next of a warden whose part may run.
+const WORD: Duration = Duration::from_secs(1);
+/// After how many looks, each as long as that, in which it has said nothing it counts as gone: all
+/// are over before the others take the part for gone. A supervisor that stood still itself has had
+/// one such look more.
+const MAX_SILENT_LOOKS: u32 = 17;
 /// How long a warden may take to begin.
 const BEGIN: Duration = Duration::from_secs(10);
 
@@ -67,8 +73,18 @@ struct Charge {
     image: Option<PathBuf>,
     /// Where images go.
     dir: Option<PathBuf>,
+    #[serde(default)]
+    again: As,
     /// Of the job's user, for whom kedge says nothing.
     quiet: bool,
+}
+
+/// What a restart was told of the job's files and devices: a return is told the same.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub struct As {
+    pub(crate) paths: Vec<(PathBuf, PathBuf)>,
+    pub(crate) gpu: Option<String>,
+    pub(crate) soft_memory: Option<u64>,
 }
 
 /// What the process that brings parts back is to know.
@@ -84,6 +100,25 @@ pub struct Return {
     pub times: u32,
     pub dir: Option<PathBuf>,
     pub why: String,
+    #[serde(default)]
+    pub again: As,
+    /// The warden's own part, and the devices that it was on last: `kedge migrate` may have moved
+    /// it since its image.
+    #[serde(default)]
+    pub on: Option<(u32, String)>,
+}
+
+impl Return {
+    /// Sees that the image is one that nobody but the user can have written.
+    pub(crate) fn check(&self, image: &Path) -> Result<(), String> {
+        reading::check_owners(image, &self.parts)
+    }
+
+    /// Returns the devices of the part `number`, if they are others than its image's.
+    pub(crate) fn gpu_of(&self, number: u32) -> Option<&str> {
+        let moved = self.on.as_ref().filter(|(part, _)| *part == number);
+        moved.map(|(_, gpu)| &**gpu).or(self.again.gpu.as_deref())
+    }
 }
 
 /// That this process becomes one that brings parts of its job back, with those of others that are
@@ -111,7 +146,7 @@ impl Together {
 /// What a supervisor is told once its part has stopped.
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
-    Back(Together),
+    Back(Box<Together>),
     /// The job does not come back, or not here.
     End(String),
 }
@@ -128,6 +163,8 @@ struct Heard {
     reader: BufReader<UnixStream>,
     /// What has come of a line.
     piece: String,
+    /// How many words those were.
+    words: u64,
     stops: bool,
     verdict: Option<Verdict>,
 }
@@ -137,9 +174,18 @@ static WARDEN: OnceLock<Warden> = OnceLock::new();
 /// What the parts of the job have in common, for whoever brings them back.
 static KEYS: OnceLock<Vec<u8>> = OnceLock::new();
 
+/// Set in a copy of the process that has the line.
+static ELSEWHERE: AtomicBool = AtomicBool::new(false);
+
+/// Says that this process is a copy of the one that has the line to the warden, of which it has
+/// nothing: the descriptor's number may be another file's.
+pub(crate) fn is_a_copy() {
+    ELSEWHERE.store(true, Ordering::SeqCst);
+}
+
 /// This process's.
 pub(crate) fn own() -> Option<&'static Warden> {
-    WARDEN.get()
+    WARDEN.get().filter(|_| !ELSEWHERE.load(Ordering::SeqCst))
 }
 
 /// Whether it has told this process to stop its part.
@@ -170,6 +216,7 @@ pub(crate) struct Before {
     pub(crate) times: u32,
     pub(crate) parts: Option<u32>,
     pub(crate) image: Option<PathBuf>,
+    pub(crate) again: As,
 }
 
 /// Set once the end of this process's part was asked for.
@@ -203,6 +250,7 @@ pub(crate) fn start(
         parts: before.parts,
         image: before.image,
         dir: policy.dir.clone(),
+        again: before.again,
         quiet,
     };
     let (line, far) = UnixStream::pair()?;
@@ -237,7 +285,7 @@ pub(crate) fn start(
     // same.
     kedge_process::leave_alone(pid);
     line.set_nonblocking(true)?;
-    let heard = Heard { reader, piece: String::new(), stops: false, verdict: None };
+    let heard = Heard { reader, piece: String::new(), words: 0, stops: false, verdict: None };
     let _ = WARDEN.set(Warden { line, heard: Mutex::new(heard) });
     Ok(())
 }
@@ -259,10 +307,21 @@ impl Warden {
         heard
     }
 
-    /// Has `stop` be called once the warden says that the part is to stop, or is gone.
+    /// Has `stop` be called once the warden says that the part is to stop, is gone, or stands
+    /// still.
     pub(crate) fn on_stop(&'static self, stop: impl Fn() + Send + 'static) -> io::Result<()> {
         let listen = move || {
-            while !self.heard(Duration::from_secs(60)).stops {}
+            let mut silence = Silence::default();
+            loop {
+                let begin = Instant::now();
+                let mut heard = self.heard(WORD);
+                if silence.is_over(heard.words, begin.elapsed() >= WORD) {
+                    heard.gone("its warden has stood still");
+                }
+                if heard.stops {
+                    break;
+                }
+            }
             stop();
         };
         thread::Builder::new().name("warden".into()).spawn(listen).map(drop)
@@ -287,20 +346,21 @@ impl Heard {
     fn take_in(&mut self) {
         loop {
             match self.reader.read_line(&mut self.piece) {
-                Ok(0) => return self.gone(),
+                Ok(0) => return self.gone("its warden was killed"),
                 Ok(_) if self.piece.ends_with('\n') => {
                     let line = std::mem::take(&mut self.piece);
                     self.take(line.trim_end());
                 }
-                Ok(_) => return self.gone(),
+                Ok(_) => return self.gone("its warden was killed"),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => return self.gone(),
+                Err(_) => return self.gone("its warden was killed"),
             }
         }
     }
 
     fn take(&mut self, line: &str) {
+        self.words += 1;
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
             "stop" => self.stops = true,
@@ -315,10 +375,27 @@ impl Heard {
     }
 
     /// Nobody would stop the part where it has to be.
-    fn gone(&mut self) {
+    fn gone(&mut self, why: &str) {
         self.stops = true;
-        let gone = || Verdict::End("its warden was killed".to_owned());
-        self.verdict.get_or_insert_with(gone);
+        self.verdict.get_or_insert_with(|| Verdict::End(why.to_owned()));
+    }
+}
+
+/// How long a warden has said nothing: in looks, not in time, so that a machine that stands still
+/// as a whole counts once.
+#[derive(Debug, Default)]
+struct Silence {
+    words: u64,
+    looks: u32,
+}
+
+impl Silence {
+    /// Returns whether it has lasted too long; `words` is how many have come by the end of a look,
+    /// which was cut short unless it was `whole`.
+    fn is_over(&mut self, words: u64, whole: bool) -> bool {
+        self.looks = if self.words == words { self.looks + u32::from(whole) } else { 0 };
+        self.words = words;
+        self.looks > MAX_SILENT_LOOKS
     }
 }
 
@@ -332,4 +409,46 @@ fn since_boot() -> Duration {
 fn life() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::restart::RestartSpec;
+    use std::fs;
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+
+    #[test]
+    fn a_warden_that_stands_still_is_gone_before_others_take_its_part_for_gone() {
+        let mut silence = Silence::default();
+        assert!(!(1..100).any(|words| silence.is_over(words, true)));
+        assert!(!(0..100).any(|_| silence.is_over(99, false)));
+        let looks = (0..100).take_while(|_| !silence.is_over(99, true)).count();
+        assert_eq!(looks as u32, MAX_SILENT_LOOKS);
+        // What had come before it stood still, and a moment for the end of what runs.
+        assert!(WORD * (MAX_SILENT_LOOKS + 2) + NEWS < plan::GONE);
+    }
+
+    #[test]
+    fn a_return_is_told_what_the_restart_was_told() {
+        let image = std::env::temp_dir().join(format!("kedge-return-{}", std::process::id()));
+        fs::DirBuilder::new().mode(0o700).create(&image).unwrap();
+        let paths = vec![("/old".into(), "/new".into())];
+        let again = As { paths, gpu: Some("soft:2".to_owned()), soft_memory: Some(1 << 30) };
+        let (job, series, why) = ("j".to_owned(), "s".to_owned(), "why".to_owned());
+        let (at, dir, parts, times) = (None, None, vec![0, 1], 1);
+        let on = Some((1, "soft:3".to_owned()));
+        let note = Return { job, at, series, parts, times, dir, why, again: again.clone(), on };
+        let text = serde_json::to_string(&note).unwrap();
+        let spec = RestartSpec::of_return(image.clone(), &text).unwrap();
+        assert_eq!(spec.paths, again.paths);
+        assert_eq!(spec.gpu.unwrap().to_string(), "soft:2");
+        assert_eq!(spec.soft_memory, again.soft_memory);
+        // One part has moved since.
+        assert_eq!([0, 1].map(|part| note.gpu_of(part)), [Some("soft:2"), Some("soft:3")]);
+        // Others could have put another image there.
+        fs::set_permissions(&image, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(RestartSpec::of_return(image.clone(), &text).is_err());
+        fs::remove_dir_all(&image).unwrap();
+    }
 }

@@ -96,7 +96,8 @@ pub(super) struct View {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Plan {
-    /// All parts of the image come back: by their names in it, each by the warden of that number.
+    /// All parts of the image come back: by their names in it, each by the warden of that number,
+    /// or of its own where it is not named ([`taker`]).
     Go { folder: PathBuf, by: BTreeMap<String, u32>, lost: Vec<String> },
     /// The job has come to its end.
     GivenUp { why: String },
@@ -242,6 +243,8 @@ impl View {
         }
         let takers: Vec<u32> = stopped.keys().copied().collect();
         by.extend(lost.iter().cloned().zip(takers.into_iter().cycle()));
+        // What can be published is short.
+        by.retain(|part, number| number_of(part) != Some(*number));
         Next::Publish(Plan::Go { folder, by, lost })
     }
 
@@ -267,6 +270,11 @@ impl View {
         };
         Plan::GivenUp { why }
     }
+}
+
+/// The number of the warden that brings back the part of that name.
+pub(super) fn taker(by: &BTreeMap<String, u32>, part: &str) -> Option<u32> {
+    by.get(part).copied().or_else(|| number_of(part))
 }
 
 /// The number of the part whose image has that name: NAME.2-0001.
@@ -319,8 +327,7 @@ mod tests {
     #[test]
     fn the_first_part_conducts_once_all_have_stopped_and_read() {
         let both = || [stopped(0, 1), stopped(1, 1)];
-        let by = BTreeMap::from([(image(1, 0).part, 0), (image(1, 1).part, 1)]);
-        let go = Plan::Go { folder: image(1, 0).folder, by, lost: Vec::new() };
+        let go = Plan::Go { folder: image(1, 0).folder, by: BTreeMap::new(), lost: Vec::new() };
         assert_eq!(next(&view(0, both())), Next::Publish(go));
         assert_eq!(next(&view(1, both())), Next::Wait);
         for stage in [Stage::Runs, Stage::Stops, Stage::Goes] {
@@ -339,7 +346,9 @@ mod tests {
         let verify = Next::Verify { folder: folder.clone(), parts: vec![lost.clone()] };
         assert_eq!(next(&view(0, gone())), verify);
         let read = BTreeSet::from([(folder.clone(), lost.clone())]);
-        let by = BTreeMap::from([(image(1, 0).part, 0), (lost.clone(), 0)]);
+        let by = BTreeMap::from([(lost.clone(), 0)]);
+        assert_eq!([0, 1].map(|part| taker(&by, &image(1, part).part)), [Some(0); 2]);
+        assert_eq!(taker(&by, &image(1, 2).part), Some(2));
         let go = Next::Publish(Plan::Go { folder, by, lost: vec![lost] });
         assert_eq!(view(0, gone()).next(parts, &read), go);
         // A moment before it may run still, and one that nobody has heard of may, too.

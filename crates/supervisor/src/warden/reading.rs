@@ -83,14 +83,12 @@ impl Reading {
 fn read(folder: &Path, names: &[String], others: bool) -> Result<(), String> {
     let said = |error: ImageError| error.to_string();
     // Whoever names a folder names a program.
-    let owner = fs::symlink_metadata(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    if !owner.is_dir() || owner.uid() != rustix::process::geteuid().as_raw() {
-        return Err(format!("{} is no folder of this user's", folder.display()));
-    }
+    check_owner(folder)?;
     let whole = Manifest::read(folder).map_err(said)?;
     for name in names {
         let part = whole.parts.iter().find(|part| part.name == *name);
         let part = part.ok_or_else(|| format!("{} has no part {name}", folder.display()))?;
+        check_owner(&folder.join(name))?;
         check(folder, part)?;
         let had_warden = || -> Option<bool> {
             let part = Manifest::read(&folder.join(name)).ok()?;
@@ -103,6 +101,18 @@ fn read(folder: &Path, names: &[String], others: bool) -> Result<(), String> {
     Ok(())
 }
 
+/// Sees that a folder is the user's, and that nobody else can write there.
+pub(super) fn check_owner(folder: &Path) -> Result<(), String> {
+    let found = fs::symlink_metadata(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(format!("{} is no folder of this user's", folder.display()));
+    }
+    match found.mode() & 0o022 {
+        0 => Ok(()),
+        _ => Err(format!("{}: others than its user can write there", folder.display())),
+    }
+}
+
 fn check(folder: &Path, part: &Part) -> Result<(), String> {
     let path = part.check(folder).map_err(|error| error.to_string())?;
     let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -110,6 +120,14 @@ fn check(folder: &Path, part: &Part) -> Result<(), String> {
         errors.first().map_or_else(|| format!("{} is damaged", path.display()), ToString::to_string)
     };
     kedge_image::verify(&path, threads).map(drop).map_err(failed)
+}
+
+/// The folders of the image and of those of its parts.
+pub(super) fn check_owners(folder: &Path, numbers: &[u32]) -> Result<(), String> {
+    check_owner(folder)?;
+    let names = parts(folder);
+    let named = numbers.iter().filter_map(|number| names.get(*number as usize));
+    named.map(|name| folder.join(name)).try_for_each(|part| check_owner(&part))
 }
 
 /// The name of the part `number` in the image: what this part would come back from that others

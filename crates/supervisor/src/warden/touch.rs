@@ -6,6 +6,7 @@ use super::since_boot;
 use crate::joint::{Joint, SPACE, part_name};
 use kedge_coordinator::{Client, ClientError, Leader, Member, Notice};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,7 +18,7 @@ const SOON: Duration = Duration::from_millis(100);
 /// How often between the two it is seen whether there is something new.
 const LOOKS: u32 = 10;
 /// Who has not listened for so long may have missed what was said: silence is counted anew.
-const GAP: Duration = Duration::from_secs(4);
+pub(super) const GAP: Duration = Duration::from_secs(4);
 
 /// What the warden and its thread tell each other.
 #[derive(Debug)]
@@ -111,12 +112,13 @@ impl Touch {
             (before, last) = (now, known.view.now);
             let (times, proposal) = (known.own.times, known.proposal.take());
             let is_quiet = [Stage::Runs, Stage::Ended].contains(&known.own.stage);
-            let pause = if is_quiet { BEAT } else { SOON };
+            let pause = if is_quiet { beat(known.view.parts.len()) } else { SOON };
             drop(known);
             if let Some(plan) = proposal {
                 let text = serde_json::to_vec(&plan).unwrap_or_default();
                 match client.publish(&way_back(times)?, &text, true) {
                     Ok(()) | Err(ClientError::Taken { .. }) => {}
+                    Err(ClientError::TooLong(error)) => give_up(&mut client, times, &error)?,
                     Err(error) => return Err(error),
                 }
             }
@@ -208,6 +210,22 @@ impl Touch {
             }
         }
         Ok(())
+    }
+}
+
+/// From one word to the next of a job of so many parts: each hears each.
+fn beat(parts: usize) -> Duration {
+    let more = Duration::from_millis(10) * u32::try_from(parts).unwrap_or(u32::MAX);
+    BEAT + more.min(BEAT)
+}
+
+/// Publishes that the job does not come back: the plan cannot be told.
+fn give_up(client: &mut Client, times: u32, error: &dyn Display) -> Result<(), ClientError> {
+    let plan = Plan::GivenUp { why: format!("the plan cannot be told: {error}") };
+    let text = serde_json::to_vec(&plan).unwrap_or_default();
+    match client.publish(&way_back(times)?, &text, true) {
+        Ok(()) | Err(ClientError::Taken { .. }) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
