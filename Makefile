@@ -50,6 +50,7 @@ check: ## formatting, lints, layering, generated files, the page of GPUs
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	CUSTOM_LIBFUZZER_PATH=/nowhere/libfuzzer.a cargo check --release --manifest-path fuzz/Cargo.toml --target-dir target --locked
 	cargo xtask layering
+	cargo xtask features
 	cargo xtask columns
 	cargo xtask links
 	cargo xtask codegen --check

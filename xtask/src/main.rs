@@ -2,6 +2,7 @@
 
 mod codegen;
 mod columns;
+mod features;
 mod implement;
 mod layering;
 mod links;
@@ -19,6 +20,8 @@ cargo xtask implement CLASS GATE SYMBOL...
     symbols in api/functions.txt, then generates.
 cargo xtask layering
     Checks the crates' dependencies against the layers of ARCHITECTURE.md.
+cargo xtask features
+    Checks that tests have each crate with the features that programs have it with.
 cargo xtask columns
     Checks that comments and Markdown wrap at 100 columns.
 cargo xtask links
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
             implement::run(&root(), class, gate, symbols).and_then(|()| codegen::write(&root()))
         }
         ["layering"] => layering::check(&root()).map_err(Into::into),
+        ["features"] => features::check(&root()).map_err(Into::into),
         ["columns"] => columns::check(&root()).map_err(Into::into),
         ["links"] => links::check(&root()).map_err(Into::into),
         ["help" | "--help" | "-h"] => {

@@ -2,9 +2,6 @@
 //! terabytes costs nothing, where an entry a page would take minutes. This is the only place that
 //! walks its answers.
 
-#[cfg(feature = "room")]
-pub mod room;
-
 use libc::pid_t;
 use std::fs::File;
 use std::io;
@@ -222,8 +219,8 @@ pub fn cannot_tell(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::room::{PAGES, Room, scans};
     use super::*;
+    use kedge_test_memory::{PAGES, Room, scans};
     use proptest::prelude::*;
 
     fn scanner(room: usize) -> Scanner {
@@ -332,7 +329,7 @@ mod tests {
         ) {
             let room = Room::new();
             touched.iter().for_each(|page| room.touch(*page));
-            let part = (room.0 + from.min(to) * PAGE, room.0 + from.max(to) * PAGE);
+            let part = (room.range().0 + from.min(to) * PAGE, room.range().0 + from.max(to) * PAGE);
             for range in [room.range(), part] {
                 let own = scanner(vector).runs(range, &Wanted::OWN).unwrap();
                 prop_assert_eq!(own, model(range, there));

@@ -4,5 +4,5 @@ pub(crate) use kedge_pagemap::{Run, Scanner, Wanted, cannot_tell};
 
 #[cfg(test)]
 pub(crate) mod tests {
-    pub(crate) use kedge_pagemap::room::{PAGE, PAGES, Room, scans};
+    pub(crate) use kedge_test_memory::{PAGE, PAGES, Room, scans};
 }

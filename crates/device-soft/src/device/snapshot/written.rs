@@ -144,7 +144,7 @@ fn register(watch: RawFd, (start, end): Run) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kedge_pagemap::room::{Room, scans};
+    use kedge_test_memory::{Room, scans};
 
     /// A block's pages.
     const PAGES: u64 = BLOCK / PAGE;

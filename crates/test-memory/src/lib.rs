@@ -1,16 +1,19 @@
 //! Memory for tests, whose pages are touched and watched one by one.
+//!
+//! A crate of its own and no feature of kedge-pagemap: with one, `cargo test` builds all that uses
+//! kedge-pagemap once more.
 
-use crate::{Run, Scanner, Wanted};
+use kedge_pagemap::{Run, Scanner, Wanted};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-pub const PAGE: u64 = super::PAGE;
+pub const PAGE: u64 = 4096;
 /// More than the kernel's own buffer of 512 regions has room for, several times over.
 pub const PAGES: u64 = 4096;
 
 /// Anonymous memory of its own.
 #[derive(Debug)]
-pub struct Room(pub(crate) u64);
+pub struct Room(u64);
 
 impl Default for Room {
     fn default() -> Room {
