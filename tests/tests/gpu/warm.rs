@@ -118,7 +118,7 @@ fn the_log_tells_of_a_ready_proxy_that_was_killed() {
     wait_for("the log does not tell", || {
         let said = place.output(&["logs", "j", "--target", "kedge::warm", "--json"]);
         let said = String::from_utf8_lossy(&said.stdout);
-        said.contains("\"job\":\"j\"") && said.contains("ended")
+        said.contains("\"job\": \"j\"") && said.contains("ended")
     });
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
