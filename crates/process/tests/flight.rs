@@ -187,6 +187,20 @@ fn a_checkpoint_that_fails_takes_nothing() {
     }
 }
 
+/// A sender that finds no room for some time asks for it less and less often.
+#[test]
+fn what_has_waited_for_long_is_held_too() {
+    let _alone = alone();
+    let folder = Folder::new("flight");
+    let program = program(&folder);
+    for waits in [1_600, 2_200].map(Duration::from_millis) {
+        let full = Full::start(&program, "flight-job");
+        std::thread::sleep(waits);
+        capture(full.pid(), &full.image, Fate::Whole);
+        full.ends_well(Fate::Whole);
+    }
+}
+
 #[test]
 fn a_supervisor_that_is_killed_in_any_phase_takes_nothing() {
     let _alone = alone();

@@ -2,7 +2,7 @@
 
 use super::room::{Room, let_through};
 use super::save::Known;
-use super::tcp::State;
+use super::tcp::{self, State};
 use crate::plugins::apart::survive;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::Capture;
@@ -88,7 +88,8 @@ fn pull(sender: &Known, receiver: &Known, bytes: usize) -> io::Result<usize> {
     if bytes > MAX_WAITING {
         return Err(io::Error::other("more waits than any connection holds"));
     }
-    survive(|| let_through(&receiver.fd, bytes, || held(sender)))?
+    let probe = tcp::info(&sender.fd)?.probe;
+    survive(|| let_through(&receiver.fd, bytes, probe, || held(sender)))?
 }
 
 /// Bytes that the sender holds; a FIN that is under way counts as one in the kernel.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// How long nothing may arrive before it is given up: the kernel may hold a part of a segment for
 /// 200 ms.
 const STILL: Duration = Duration::from_secs(1);
+/// The same where the sender will only then ask again whether there is room.
+const MAX_STILL: Duration = Duration::from_secs(4);
 /// Between two looks.
 const TICK: Duration = Duration::from_micros(50);
 /// The bit of `SO_BUF_LOCK` for the receiving buffer.
@@ -97,15 +99,21 @@ impl Drop for Room<'_> {
 
 /// Lets what a sender holds arrive at its receiver, where nobody reads; tells how much has not.
 ///
-/// `held` tells what the sender holds. Allocates nothing.
+/// `probe` is how long that may wait until it asks for room: too little of it to be worth an answer
+/// of the receiver's is found out only so. `held` tells what the sender holds. Allocates nothing.
 pub(super) fn let_through(
     receiver: impl AsFd,
     bytes: usize,
+    probe: Duration,
     held: impl Fn() -> io::Result<usize>,
 ) -> io::Result<usize> {
     let room = Room::for_all(receiver.as_fd(), bytes);
+    let still = match probe + STILL / 4 {
+        asked if asked < MAX_STILL => asked.max(STILL),
+        _ => STILL,
+    };
     let (mut left, mut last) = (held()?, Instant::now());
-    while left > 0 && last.elapsed() < STILL {
+    while left > 0 && last.elapsed() < still {
         room.announce();
         std::thread::sleep(TICK);
         let now = held()?;

@@ -3,6 +3,7 @@
 use crate::plugins::sys;
 use rustix::fd::AsFd;
 use std::io;
+use std::time::Duration;
 
 /// A state of RFC 9293, as linux/tcp.h numbers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +41,17 @@ pub(super) struct Info {
     pub waiting: u32,
     /// The other end has answered once.
     pub answered: bool,
+    /// How long a sender without room waits at most until it asks for some again, or sends once
+    /// more. It doubles each time that there is none.
+    pub probe: Duration,
 }
 
 pub(super) fn info(fd: impl AsFd) -> io::Result<Info> {
-    /// Offsets in struct tcp_info: tcpi_options, tcpi_unacked and tcpi_sacked; where somebody
-    /// listens, the latter are who waits, and the backlog.
+    /// Offsets in struct tcp_info: tcpi_backoff, tcpi_options, tcpi_rto (microseconds),
+    /// tcpi_unacked and tcpi_sacked; where somebody listens, the latter are who waits, and the
+    /// backlog.
+    const BACKOFF: usize = 4;
+    const TIMEOUT: usize = 8;
     const OPTIONS: usize = 5;
     const WAITING: usize = 24;
     const BACKLOG: usize = 28;
@@ -60,5 +67,9 @@ pub(super) fn info(fd: impl AsFd) -> io::Result<Info> {
     }
     let state = State(bytes[0]);
     let answered = bytes[OPTIONS] != 0 || state == State::ESTABLISHED;
-    Ok(Info { state, backlog: word(BACKLOG), waiting: word(WAITING), answered })
+    let (backlog, waiting) = (word(BACKLOG), word(WAITING));
+    // Where something is to be sent once more, the time for that is told doubled already.
+    let doubled = if waiting > 0 { 0 } else { bytes[BACKOFF].min(16) };
+    let probe = u64::from(word(TIMEOUT)) << doubled;
+    Ok(Info { state, backlog, waiting, answered, probe: Duration::from_micros(probe) })
 }
