@@ -1,5 +1,5 @@
-//! Tests have crates with the features that programs have them with. With others `cargo test` builds
-//! these crates, and all that uses them, once more.
+//! Tests have crates with the features that programs have them with. With others `cargo test`
+//! builds these crates, and all that uses them, once more.
 
 use std::collections::BTreeSet;
 use std::path::Path;

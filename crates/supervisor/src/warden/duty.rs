@@ -3,7 +3,7 @@
 use super::noting::{Noting, noted};
 use super::plan::{FENCE, Image, Next, Plan, Seen, Stage, Told, View, number_of, taker};
 use super::reading::{self, Reading};
-use super::touch::{GAP, Known, Touch, unheard};
+use super::touch::{Known, Touch, after_standstill, unheard};
 use super::{Charge, Return, Together, WORD, life, since_boot};
 use crate::RunError;
 use crate::jobs::{JobName, Jobs, Meta, State};
@@ -585,15 +585,6 @@ fn hold(pid: i32, since: u64) -> io::Result<OwnedFd> {
     }
 }
 
-/// When the coordinator was reached last, as it counts for parts of one host, which stand still
-/// together (a suspended laptop): who has not looked for long then has a moment to reach it again.
-fn after_standstill(reached: Duration, looked: Duration, now: Duration) -> Duration {
-    match now.saturating_sub(looked) > GAP {
-        true => reached.max(now.saturating_sub(FENCE - GAP)),
-        false => reached,
-    }
-}
-
 /// Closes what a user has had the supervisor inherit: its readers are to find its end.
 fn close_rest() {
     // SAFETY: a plain call in a process that has opened nothing as yet: nobody has those
@@ -621,20 +612,4 @@ fn let_go_of_streams() {
     let _ = rustix::stdio::dup2_stdin(null.as_fd());
     let _ = rustix::stdio::dup2_stdout(null.as_fd());
     let _ = rustix::stdio::dup2_stderr(null.as_fd());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_that_stood_still_has_a_moment_to_reach_the_coordinator() {
-        let seconds = Duration::from_secs;
-        // It was reached all the time, and is not from now on.
-        let now = seconds(120);
-        assert_eq!(after_standstill(seconds(100), seconds(100), now), now - (FENCE - GAP));
-        let cut_off = after_standstill(seconds(100), now - TICK, now);
-        assert!(now - cut_off > FENCE, "who has looked is cut off all the same");
-        assert_eq!(after_standstill(now, seconds(100), now), now);
-    }
 }

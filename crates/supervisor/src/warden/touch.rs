@@ -1,7 +1,7 @@
 //! A warden's touch with the coordinator: a thread that tells of its part, and hears of the others,
 //! once in a while. Whatever else the warden does, this goes on.
 
-use super::plan::{Plan, Seen, Stage, Told, View};
+use super::plan::{FENCE, Plan, Seen, Stage, Told, View};
 use super::since_boot;
 use crate::joint::{Joint, SPACE, part_name};
 use kedge_coordinator::{Client, ClientError, Leader, Member, Notice};
@@ -266,4 +266,29 @@ fn join(joint: &Joint, life: u64, found: Arc<AtomicU32>) -> Result<(Client, Stri
 pub(super) fn unheard(numbers: impl Iterator<Item = u32>) -> BTreeMap<u32, Seen> {
     let none = || Seen { told: None, heard: since_boot(), joined: false };
     numbers.map(|number| (number, none())).collect()
+}
+
+/// When the coordinator was reached last, as it counts for parts of one host, which stand still
+/// together (a suspended laptop): who has not looked for long then has a moment to reach it again.
+pub(super) fn after_standstill(reached: Duration, looked: Duration, now: Duration) -> Duration {
+    match now.saturating_sub(looked) > GAP {
+        true => reached.max(now.saturating_sub(FENCE - GAP)),
+        false => reached,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_stood_still_has_a_moment_to_reach_the_coordinator() {
+        let seconds = Duration::from_secs;
+        // It was reached all the time, and is not from now on.
+        let now = seconds(120);
+        assert_eq!(after_standstill(seconds(100), seconds(100), now), now - (FENCE - GAP));
+        let cut_off = after_standstill(seconds(100), now - SOON, now);
+        assert!(now - cut_off > FENCE, "who has looked is cut off all the same");
+        assert_eq!(after_standstill(now, seconds(100), now), now);
+    }
 }
