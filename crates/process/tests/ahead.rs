@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use support::kernel::{reaches_threads, tells_writes};
-use support::survive::{as_an_ordinary_user, continues, random, rounds};
-use support::{Folder, Running, alone, bring_back, build, capture_by, kill, roots, step};
+use support::survive::{as_an_ordinary_user, continues, counts_on, random, rounds};
+use support::{Folder, Running, alone, bring_back, build, capture_by, kill, roots};
 
 /// Captures the job into `image`, all of it that can be written ahead; its manifest.
 fn capture(image: &Path, tracker: Option<&Tracker>) -> Manifest {
@@ -81,9 +81,7 @@ fn checked_memory_survives(name: &str, source: &str) {
     // Its lines are short, so many wait to be read.
     let steps = 450;
     for (before, after) in survives(&folder, &[program.to_str().unwrap()], steps) {
-        let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
-        assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
-        assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
+        counts_on(&before, &after, steps);
     }
 }
 

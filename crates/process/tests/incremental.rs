@@ -8,7 +8,7 @@ use kedge_process::{Begun, EngineError, Options, RestartOptions, Tracker, checkp
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::kernel::{reaches_threads, tells_writes};
-use support::survive::as_an_ordinary_user;
+use support::survive::{as_an_ordinary_user, counts_on};
 use support::{Folder, Running, alone, bring_back, build, capture_by, kill, roots, step};
 
 /// Captures the job into `image`; its manifest.
@@ -56,9 +56,7 @@ fn survives(folder: &Folder, command: &[&str], steps: usize, images: usize) {
         kill(running, &last.1.processes);
         let (after, status) = bring_back(&last.0);
         assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
-        let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
-        assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
-        assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
+        counts_on(&before, &after, steps);
     }
 }
 

@@ -11,10 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use support::kernel::tells_writes;
-use support::survive::as_an_ordinary_user;
+use support::survive::{as_an_ordinary_user, counts_on};
 use support::{
     Folder, Running, alone, bring_back, bring_back_by, build, capture_again_by, capture_by, kill,
-    step,
 };
 
 /// Images that are there from the beginning.
@@ -67,9 +66,7 @@ fn survives(folder: &Folder, command: &[&str], steps: usize) {
         assert_eq!(restarted.image, images[4]);
     });
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
-    let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
-    assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
-    assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
+    counts_on(&before, &after, steps);
 }
 
 #[test]

@@ -33,6 +33,13 @@ pub fn continues(before: &[String], after: &[String], steps: usize) {
     }
 }
 
+/// The program of `before` did each of its steps once, to the last, after those it was seen at.
+pub fn counts_on(before: &[String], after: &[String], steps: usize) {
+    let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+    assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
+    assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
+}
+
 pub fn steps_survive(name: &str, source: &str, flags: &[&str]) {
     let _alone = alone();
     let folder = Folder::new(name);
