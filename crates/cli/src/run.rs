@@ -24,7 +24,7 @@ use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 /// A server keeps a session no longer.
@@ -438,27 +438,25 @@ impl Manner {
                 events.tell(&Event::GoesBack { image: &back.image });
                 let mut command = kedge_again();
                 command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
-                command.args(self.quiet.then_some("--quiet"));
-                if let Some(path) = self.events.path() {
-                    // One word: its name may begin as an option does.
-                    let mut events = OsString::from("--events=");
-                    events.push(path);
-                    command.arg(events);
-                }
-                Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
+                Err(self.go_on_as(command))
             }
             End::Together(together) => {
                 events.tell(&Event::GoesBack { image: &together.image });
-                let mut command = together.command();
-                command.args(self.quiet.then_some("--quiet"));
-                if let Some(path) = self.events.path() {
-                    let mut events = OsString::from("--events=");
-                    events.push(path);
-                    command.arg(events);
-                }
-                Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
+                Err(self.go_on_as(together.command()))
             }
         }
+    }
+
+    /// Becomes the kedge that brings the job back; or why it cannot.
+    fn go_on_as(&self, mut command: Command) -> Failure {
+        command.args(self.quiet.then_some("--quiet"));
+        if let Some(path) = self.events.path() {
+            // One word: its name may begin as an option does.
+            let mut events = OsString::from("--events=");
+            events.push(path);
+            command.arg(events);
+        }
+        Failure::new(format!("cannot start kedge again: {}", command.exec()))
     }
 }
 
