@@ -21,7 +21,8 @@ pub(crate) unsafe fn call(function: &Function, parameters: &Parameters) -> Resul
     state::check_started()?;
     let mut arguments = Vec::new();
     for (kind, at) in placed(function) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the parameters are what the C function of this kind takes, by this function's
+        // contract.
         arguments.push(unsafe { argument(kind, &parameters[at..])? });
     }
     let question = Question {
@@ -33,8 +34,8 @@ pub(crate) unsafe fn call(function: &Function, parameters: &Parameters) -> Resul
     if status.0 == 0 || status == Status::INSUFFICIENT_SIZE {
         let written = placed(function).filter(|(kind, _)| kind.has_result());
         for ((kind, at), result) in written.zip(answer.results.iter()) {
-            // SAFETY: as the caller promises; `argument` has refused those that are NULL and must
-            // not be.
+            // SAFETY: the parameters are what the C function of this kind takes, by this function's
+            // contract; `argument` has refused those that are NULL and must not be.
             unsafe { write(kind, &parameters[at..], result) };
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct HostFn {
 
 // SAFETY: the program gave the pointer to be used from another thread.
 unsafe impl Send for HostFn {}
-// SAFETY: as above; it is only copied.
+// SAFETY: the value is only copied; what it points to is the program's function's alone.
 unsafe impl Sync for HostFn {}
 
 impl HostFn {
@@ -41,7 +41,7 @@ struct StreamFn {
     ctx: CtxId,
 }
 
-// SAFETY: as for `HostFn`.
+// SAFETY: the program gave the pointer to be used from another thread.
 unsafe impl Send for StreamFn {}
 
 #[derive(Debug, Clone, Copy)]
@@ -165,7 +165,7 @@ fn start_thread() -> Result<(), CuError> {
     let session = session::get()?;
     // SAFETY: a zeroed sigset_t is a valid argument of sigfillset, which initialises it.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: as `all`.
+    // SAFETY: a zeroed sigset_t is a valid place for pthread_sigmask to store the old mask in.
     let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: both sets live across the calls; the mask is put back below.
     unsafe {

@@ -134,7 +134,8 @@ fn name(code: CUresult) -> Option<&'static CStr> {
 /// # Safety
 /// `to` is NULL or valid for a write.
 unsafe fn answer(to: *mut *const c_char, text: Option<&'static CStr>) -> Result<(), CuError> {
-    // SAFETY: as the caller promises. CUDA stores NULL for a code that it does not know.
+    // SAFETY: `to` is NULL or valid for a write, by this function's contract. CUDA stores NULL for
+    // a code that it does not know.
     unsafe { ffi::write(to, text.map_or(std::ptr::null(), CStr::as_ptr))? };
     text.map(drop).ok_or(CuError::INVALID_VALUE)
 }

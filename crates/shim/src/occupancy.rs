@@ -82,7 +82,8 @@ pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     if flags & !FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuOccupancyMaxActiveBlocksPerMultiprocessor` asks the same of these arguments as
+    // this call does.
     unsafe {
         cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, block_size, dynamic_shared)
     }
@@ -146,7 +147,8 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     if flags & !FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuOccupancyMaxPotentialBlockSize` asks the same of these arguments as this call
+    // does.
     unsafe {
         cuOccupancyMaxPotentialBlockSize(
             min_grid,
@@ -184,7 +186,8 @@ struct Shape {
 /// # Safety
 /// `config` is NULL or a valid configuration.
 unsafe fn shape(function: &Function, config: *const CUlaunchConfig) -> Result<Shape, CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `config` is NULL or valid for a read, and its list has as many attributes as it says,
+    // by this function's contract.
     let (config, attributes) = unsafe {
         let config = ffi::read(config)?;
         (config, Attributes::read(config.attrs, config.numAttrs)?)

@@ -99,7 +99,8 @@ pub(crate) unsafe fn cuGetProcAddress(
     version: c_int,
     flags: u64,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `symbol` is NULL or a C string, and `pfn` NULL or valid for a write: the API asks
+    // that of the program.
     unsafe { get(symbol, pfn, version, flags, std::ptr::null_mut()) }
 }
 
@@ -110,7 +111,8 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     flags: u64,
     status: *mut u32,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `symbol` is NULL or a C string, and the others are NULL or valid for writes: the API
+    // asks that of the program.
     unsafe { get(symbol, pfn, version, flags, status) }
 }
 

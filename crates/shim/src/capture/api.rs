@@ -80,7 +80,7 @@ pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> Result
     // SAFETY: the caller's promise is passed on.
     let new = Mode::from_raw(unsafe { ffi::read(mode) }?)?;
     let old = MODE.replace(new) as u32;
-    // SAFETY: as above.
+    // SAFETY: `mode` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(mode, old) }
 }
 
@@ -113,7 +113,7 @@ impl InfoOut {
         let stream = stream::find(stream)?;
         let info = super::info(&stream)?;
         let status = super::status(info.as_ref());
-        // SAFETY: valid for writes where not NULL, as the caller promises.
+        // SAFETY: `status` is NULL or valid for a write, by this function's contract.
         unsafe { ffi::write(self.status, status) }?;
         let Some(info) = info.filter(|info| info.valid) else { return Ok(()) };
         let weighted = info.tips.iter().any(|tip| tip.data != CUgraphEdgeData::default());
@@ -123,7 +123,7 @@ impl InfoOut {
         per_thread::change(&LENT, &END, |(nodes, data)| {
             *nodes = info.tips.iter().map(|tip| tip.node).collect();
             *data = info.tips.iter().map(|tip| tip.data).collect();
-            // SAFETY: as above.
+            // SAFETY: each pointer is NULL or valid for a write, by this function's contract.
             unsafe {
                 ffi::write_optional(self.id, info.id);
                 ffi::write_optional(self.graph, info.graph);

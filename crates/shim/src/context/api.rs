@@ -40,7 +40,7 @@ pub(crate) unsafe fn cuCtxCreate_v2(
     flags: u32,
     dev: CUdevice,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `pctx` is NULL or valid for a write: the API asks that of the program.
     unsafe { create(pctx, flags, dev) }
 }
 
@@ -54,7 +54,7 @@ pub(crate) unsafe fn cuCtxCreate_v3(
     if num_params != 0 {
         return Err(CuError::UNSUPPORTED_EXEC_AFFINITY);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `pctx` is NULL or valid for a write: the API asks that of the program.
     unsafe { create(pctx, flags, dev) }
 }
 
@@ -83,7 +83,7 @@ pub(crate) unsafe fn cuCtxCreate_v4(
             return Err(entry::not_supported("cuCtxCreate_v4 with cigParams"));
         }
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `pctx` is NULL or valid for a write: the API asks that of the program.
     unsafe { create(pctx, flags, dev) }
 }
 

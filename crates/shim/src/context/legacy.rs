@@ -11,7 +11,7 @@ pub(crate) unsafe fn cuCtxCreate(
     flags: u32,
     dev: CUdevice,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuCtxCreate_v2` asks the same of these arguments as this call does.
     unsafe { api::cuCtxCreate_v2(pctx, flags, dev) }
 }
 
@@ -20,12 +20,12 @@ pub(crate) unsafe fn cuCtxDestroy(ctx: CUcontext) -> Result<(), CuError> {
 }
 
 pub(crate) unsafe fn cuCtxPushCurrent(ctx: CUcontext) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuCtxPushCurrent_v2` asks the same of these arguments as this call does.
     unsafe { api::cuCtxPushCurrent_v2(ctx) }
 }
 
 pub(crate) unsafe fn cuCtxPopCurrent(pctx: *mut CUcontext) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuCtxPopCurrent_v2` asks the same of these arguments as this call does.
     unsafe { api::cuCtxPopCurrent_v2(pctx) }
 }
 

@@ -92,12 +92,12 @@ pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
 // The names before CUDA 11, with the same meaning but for SetFlags.
 
 pub(crate) unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuDevicePrimaryCtxRelease_v2` asks the same of these arguments as this call does.
     unsafe { cuDevicePrimaryCtxRelease_v2(dev) }
 }
 
 pub(crate) unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuDevicePrimaryCtxReset_v2` asks the same of these arguments as this call does.
     unsafe { cuDevicePrimaryCtxReset_v2(dev) }
 }
 
@@ -105,6 +105,6 @@ pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> Re
     if primary_of(dev)?.is_active() {
         return Err(CuError::PRIMARY_CONTEXT_ACTIVE);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuDevicePrimaryCtxSetFlags_v2` asks the same of these arguments as this call does.
     unsafe { cuDevicePrimaryCtxSetFlags_v2(dev, flags) }
 }

@@ -59,7 +59,7 @@ pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice) -> Resu
 
 /// Differs from the first only where a GPU is divided (MIG).
 pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuDeviceGetUuid` asks the same of these arguments as this call does.
     unsafe { cuDeviceGetUuid(uuid, dev) }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         // SAFETY: a live buffer of that length.
         unsafe { write_text(buffer.as_mut_ptr(), 4, "kedge").unwrap() };
         assert_eq!(buffer.map(|c| c as u8), *b"ked\0");
-        // SAFETY: as above; nothing is written.
+        // SAFETY: a buffer of no bytes: nothing is written.
         assert!(unsafe { write_text(buffer.as_mut_ptr(), 0, "kedge") }.is_err());
     }
 }

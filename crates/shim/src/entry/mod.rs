@@ -201,7 +201,7 @@ fn note_begin(name: &str) -> u64 {
 
 fn thread() -> libc::pid_t {
     if THREAD.get() == 0 {
-        // SAFETY: a plain call.
+        // SAFETY: gettid takes no arguments and only returns a number.
         THREAD.set(unsafe { libc::gettid() });
     }
     THREAD.get()

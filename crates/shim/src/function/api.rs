@@ -89,7 +89,7 @@ pub(crate) unsafe fn param_info(
     size: *mut usize,
 ) -> Result<(), CuError> {
     let param = function.info().params.get(index).ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promises.
+    // SAFETY: `offset` and `size` are NULL or valid for a write each, by this function's contract.
     unsafe {
         ffi::write(offset, param.offset as usize)?;
         ffi::write_optional(size, param.size as usize);

@@ -304,7 +304,8 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         // SAFETY: the caller's arrays.
         let added = unsafe { add_with_data(out, graph, dependencies, data, count, payload) };
         added.inspect_err(|_| discard_children(&children))?;
-        // SAFETY: as below; the node has just been stored in `out`.
+        // SAFETY: `params` is the caller's structure, which CUDA may write; the node has just been
+        // stored in `out`.
         return unsafe { tell_bodies(*out, params) };
     }
     if given.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC {

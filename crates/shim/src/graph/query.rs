@@ -77,7 +77,7 @@ unsafe fn fill<T: Copy>(
     // SAFETY: the caller's promise.
     let room = unsafe { ffi::read(count) }?;
     if out.is_null() {
-        // SAFETY: as above.
+        // SAFETY: `count` is NULL or valid for a write, by this function's contract.
         return unsafe { ffi::write(count, found.len()) };
     }
     let given = found.iter().copied().chain(std::iter::repeat(absent)).take(room);
@@ -85,7 +85,7 @@ unsafe fn fill<T: Copy>(
         // SAFETY: `index` is below the room that the caller promised.
         unsafe { ffi::write(out.add(index), value) }?;
     }
-    // SAFETY: as above.
+    // SAFETY: `count` is NULL or valid for a write, by this function's contract.
     unsafe { ffi::write(count, found.len().min(room)) }
 }
 
@@ -134,16 +134,18 @@ unsafe fn fill_edges(
     let mut given = data.0.len();
     for (found, out) in ends.into_iter().filter(|(_, out)| !out.is_null()) {
         let mut fits = room;
-        // SAFETY: as above; `fits` is a copy of the room.
+        // SAFETY: `out` has room for `room` values, by this function's contract; `fits` is a copy
+        // of that.
         unsafe { fill(found, CUgraphNode::NULL, out, &mut fits) }?;
         given = fits;
     }
     if !data.1.is_null() {
         let mut fits = room;
-        // SAFETY: as above.
+        // SAFETY: `data.1` has room for `room` values, by this function's contract; `fits` is a
+        // copy of that.
         unsafe { fill(data.0, CUgraphEdgeData::default(), data.1, &mut fits) }?;
     }
-    // SAFETY: as above.
+    // SAFETY: `count` is NULL or valid for a write, by this function's contract.
     unsafe { ffi::write(count, given) }
 }
 

@@ -20,7 +20,7 @@ unsafe fn launch(
 ) -> Result<(), CuError> {
     let (handle, stream) = (stream, stream::find(stream)?);
     let function = function::resolve_in(function, stream.ctx())?;
-    // SAFETY: as the caller promises.
+    // SAFETY: `params` are as `prepare` asks, by this function's contract.
     let launch = unsafe { prepare(&function, shape, params, attributes)? };
     stream.launch(function.ctx(), launch)?;
     match attributes.event {

@@ -49,7 +49,7 @@ impl Attributes {
             return Err(CuError::INVALID_VALUE);
         }
         let mut attributes = Self::default();
-        // SAFETY: as the caller promises.
+        // SAFETY: `list` is NULL or has `count` values, by this function's contract.
         for attribute in unsafe { ffi::read_array(list, count as usize)? } {
             attributes.apply(attribute.id, &attribute.value)?;
         }

@@ -37,7 +37,7 @@ pub(crate) unsafe fn prepare(
     attributes: &Attributes,
 ) -> Result<Launch, CuError> {
     let cluster = check::launch(function, shape, attributes)?;
-    // SAFETY: as the caller promises.
+    // SAFETY: `params` describe the function's parameters, by this function's contract.
     let params = unsafe { params.pack(function)? };
     let hints = List::new(attributes.hints.clone()).map_err(|_| CuError::INVALID_VALUE)?;
     Ok(Launch {

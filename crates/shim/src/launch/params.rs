@@ -34,10 +34,11 @@ impl Params {
             if !self.kernel_params.is_null() {
                 return Err(CuError::INVALID_VALUE);
             }
-            // SAFETY: as the caller promises.
+            // SAFETY: `extra` is a list as `from_extra` reads it, by this function's contract.
             unsafe { from_extra(self.extra, len)? }
         } else {
-            // SAFETY: as the caller promises.
+            // SAFETY: `kernel_params` has a pointer to each of the function's parameters, by this
+            // function's contract.
             unsafe { from_pointers(self.kernel_params, function, len)? }
         };
         Bytes::new(bytes).map_err(|_| CuError::INVALID_VALUE)
@@ -81,7 +82,7 @@ unsafe fn from_extra(extra: *mut *mut c_void, len: usize) -> Result<Vec<u8>, CuE
         if tag == END {
             break;
         }
-        // SAFETY: as above.
+        // SAFETY: a value follows each tag but END, by this function's contract.
         let value = unsafe { extra.add(2 * i + 1).read_unaligned() };
         match tag {
             BUFFER_POINTER => buffer = value.cast(),

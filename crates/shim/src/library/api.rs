@@ -54,7 +54,7 @@ unsafe fn publish(
         library.unload()?;
         return Err(error);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `out` is NULL or valid for a write, by this function's contract.
     unsafe { ffi::write(out, library.handle()) }
 }
 

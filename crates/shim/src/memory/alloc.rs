@@ -44,7 +44,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> R
         return Err(CuError::INVALID_VALUE);
     }
     let addr = alloc(bytesize as u64)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `dptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(dptr, addr) }
 }
 
@@ -61,7 +61,8 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
     }
     let row = width.checked_next_multiple_of(GRANULE as usize).ok_or(CuError::OUT_OF_MEMORY)?;
     let addr = alloc(row.checked_mul(height).ok_or(CuError::OUT_OF_MEMORY)? as u64)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `pitch` and `dptr` are NULL or valid for a write each: the API asks that of the
+    // program.
     unsafe {
         give(pitch, row)?;
         give(dptr, addr)
@@ -217,7 +218,8 @@ pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Res
     pool::trim_idle(device);
     let spare = MEMORY.heap(device)?.spare();
     let grantable = ask::<Result<u64, u32>>(&Call::MemFree { device })?.map_err(CuError)?;
-    // SAFETY: as the caller promised; NULL means not wanted.
+    // SAFETY: `free` and `total` are NULL or valid for a write each: the API asks that of the
+    // program.
     unsafe {
         if !free.is_null() {
             give(free, (grantable + spare) as usize)?;
@@ -235,7 +237,8 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     dptr: CUdeviceptr,
 ) -> Result<(), CuError> {
     let found = MEMORY.table().find(dptr).cloned().ok_or(CuError::NOT_FOUND)?;
-    // SAFETY: as the caller promised; NULL means not wanted.
+    // SAFETY: `base` and `size` are NULL or valid for a write each: the API asks that of the
+    // program.
     unsafe {
         if !base.is_null() {
             give(base, found.base)?;

@@ -164,7 +164,7 @@ pub(crate) unsafe fn cuArray3DCreate_v2(
     desc: *const CUDA_ARRAY3D_DESCRIPTOR,
 ) -> Result<(), CuError> {
     let current = current()?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a read: the API asks that of the program.
     let shape = unsafe { read(desc)? };
     check(&shape)?;
     if handle.is_null() {
@@ -178,7 +178,7 @@ pub(crate) unsafe fn cuArray3DCreate_v2(
         post(&Post::ArrayDestroy { array: id })?;
         return Err(CuError::OUT_OF_MEMORY);
     }
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, array) }
 }
 
@@ -186,7 +186,7 @@ pub(crate) unsafe fn cuArrayCreate_v2(
     handle: *mut CUarray,
     desc: *const CUDA_ARRAY_DESCRIPTOR,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a read: the API asks that of the program.
     let flat = unsafe { read(desc)? };
     let shape = CUDA_ARRAY3D_DESCRIPTOR {
         Width: flat.Width,
@@ -196,7 +196,8 @@ pub(crate) unsafe fn cuArrayCreate_v2(
         NumChannels: flat.NumChannels,
         Flags: 0,
     };
-    // SAFETY: as the caller promised.
+    // SAFETY: `shape` is a local; `handle` is NULL or valid for a write: the API asks that of the
+    // program.
     unsafe { cuArray3DCreate_v2(handle, &shape) }
 }
 
@@ -204,7 +205,7 @@ pub(crate) unsafe fn cuArray3DGetDescriptor_v2(
     desc: *mut CUDA_ARRAY3D_DESCRIPTOR,
     array: CUarray,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(desc, by_handle(array)?.shape) }
 }
 
@@ -219,7 +220,7 @@ pub(crate) unsafe fn cuArrayGetDescriptor_v2(
         Format: shape.Format,
         NumChannels: shape.NumChannels,
     };
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(desc, flat) }
 }
 
@@ -239,7 +240,7 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
     levels: u32,
 ) -> Result<(), CuError> {
     let current = current()?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a read: the API asks that of the program.
     let shape = unsafe { read(desc)? };
     check(&shape)?;
     if handle.is_null() || levels == 0 {
@@ -257,7 +258,7 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
         return Err(CuError::OUT_OF_MEMORY);
     }
     let made = MIPMAPPED.insert(made).ok_or(CuError::OUT_OF_MEMORY)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, CUmipmappedArray(made)) }
 }
 
@@ -276,7 +277,7 @@ pub(crate) unsafe fn cuMipmappedArrayGetLevel(
 ) -> Result<(), CuError> {
     let found = mipmapped_by_handle(mipmapped)?;
     let (handle, _) = found.levels.get(level as usize).ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `level_array` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(level_array, *handle) }
 }
 

@@ -177,7 +177,7 @@ fn own(mapping: &Mapping<'_>) -> Option<OwnedFd> {
     let names = fs::read_dir("/proc/self/fd").ok()?;
     let numbers = names.filter_map(|name| name.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
     numbers.filter_map(duplicate).find_map(|file| {
-        // SAFETY: a plain call on a descriptor of ours.
+        // SAFETY: `file` is open, and F_GETFL takes no pointer.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
         let writable = flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR;
         (writable && is_of(mapping, &file.metadata().ok()?)).then(|| file.into())

@@ -29,7 +29,7 @@ unsafe fn one(
     if !known.contains(&order) {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promised.
+    // SAFETY: the program answers for both ends of the shape, by this function's contract.
     unsafe { run(dst, src, shape, stream, Finish::Async)? };
     let now = order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
     if now && matches!(src.home, Home::Pinned | Home::Managed) && !stream::is_capturing(stream)? {
@@ -91,7 +91,8 @@ pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
     stream: CUstream,
 ) -> Result<(), CuError> {
     let batch = Batch { dsts, srcs, sizes, count, attributes, indices, attribute_count };
-    // SAFETY: as the caller promised.
+    // SAFETY: the arrays of `batch` have their counts' values, and both ends of each copy their
+    // bytes: the API asks that of the program.
     unsafe { linear(batch, &mut 0, stream) }
 }
 
@@ -108,7 +109,8 @@ pub(crate) unsafe fn cuMemcpyBatchAsync(
 ) -> Result<(), CuError> {
     let batch = Batch { dsts, srcs, sizes, count, attributes, indices, attribute_count };
     let mut failed = usize::MAX;
-    // SAFETY: as the caller promised.
+    // SAFETY: the arrays of `batch` have their counts' values, both ends of each copy their bytes,
+    // and `failed_index` is NULL or valid for a write: the API asks that of the program.
     unsafe {
         let outcome = linear(batch, &mut failed, stream);
         report(failed_index, failed, outcome)
@@ -125,7 +127,7 @@ unsafe fn report(
     outcome: Result<(), CuError>,
 ) -> Result<(), CuError> {
     if outcome.is_err() && !out.is_null() {
-        // SAFETY: as the caller promised.
+        // SAFETY: `out` is NULL or valid for a write, by this function's contract.
         unsafe { give(out, failed)? };
     }
     outcome
@@ -216,7 +218,8 @@ pub(crate) unsafe fn cuMemcpy3DBatchAsync_v2(
     flags: u64,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `ops` has `count` values, and both ends of each copy have its bytes: the API asks
+    // that of the program.
     unsafe { shaped(count, ops, &mut 0, flags, stream) }
 }
 
@@ -228,7 +231,8 @@ pub(crate) unsafe fn cuMemcpy3DBatchAsync(
     stream: CUstream,
 ) -> Result<(), CuError> {
     let mut failed = usize::MAX;
-    // SAFETY: as the caller promised.
+    // SAFETY: `ops` has `count` values, both ends of each copy have its bytes, and `failed_index`
+    // is NULL or valid for a write: the API asks that of the program.
     unsafe {
         let outcome = shaped(count, ops, &mut failed, flags, stream);
         report(failed_index, failed, outcome)

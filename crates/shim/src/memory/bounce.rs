@@ -70,7 +70,8 @@ pub(super) unsafe fn run(
     } else {
         let written = enqueue(stage, src.place, shape, stream).and_then(|()| stream::wait(stream));
         if written.is_ok() {
-            // SAFETY: as above.
+            // SAFETY: the destination is valid for the shape, by this function's contract, and the
+            // buffer holds it.
             unsafe { copy_here(dst.place, stage, shape) };
         }
         written

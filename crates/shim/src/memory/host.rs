@@ -63,7 +63,7 @@ pub(crate) unsafe fn cuMemHostAlloc(
         return Err(CuError::INVALID_VALUE);
     }
     let addr = alloc(Kind::Pinned { flags }, bytesize as u64)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `pp` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(pp, addr as usize as *mut c_void) }
 }
 
@@ -71,7 +71,7 @@ pub(crate) unsafe fn cuMemAllocHost_v2(
     pp: *mut *mut c_void,
     bytesize: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `cuMemHostAlloc` asks the same of these arguments as this call does.
     unsafe { cuMemHostAlloc(pp, bytesize, CU_MEMHOSTALLOC_DEVICEMAP) }
 }
 
@@ -99,7 +99,7 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
     if found.on_device() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promised.
+    // SAFETY: `pdptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(pdptr, found.kernel_address(addr)) }
 }
 
@@ -109,7 +109,7 @@ pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> Resul
     match found.kind {
         // All pinned memory is mapped for devices, whether or not that was asked for.
         Kind::Pinned { flags: given } | Kind::Registered { flags: given, .. } => {
-            // SAFETY: as the caller promised.
+            // SAFETY: `flags` is NULL or valid for a write: the API asks that of the program.
             unsafe { give(flags, given | CU_MEMHOSTALLOC_DEVICEMAP) }
         }
         _ => Err(CuError::INVALID_VALUE),

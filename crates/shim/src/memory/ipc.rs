@@ -103,7 +103,7 @@ pub(crate) unsafe fn cuIpcGetMemHandle(
     if handle.is_null() || found.kind != Kind::Device {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, handle_of(&found)?) }
 }
 
@@ -149,7 +149,7 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
         return Err(CuError::INVALID_VALUE);
     }
     let addr = open_handle(&handle, current.device, false)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `dptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(dptr, addr) }
 }
 
@@ -186,7 +186,7 @@ pub(crate) unsafe fn cuIpcOpenMemHandle(
     handle: CUipcMemHandle,
     flags: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `cuIpcOpenMemHandle_v2` asks the same of these arguments as this call does.
     unsafe { cuIpcOpenMemHandle_v2(dptr, handle, flags) }
 }
 

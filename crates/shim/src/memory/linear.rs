@@ -44,7 +44,8 @@ unsafe fn copy(
         return Ok(());
     }
     let shape = Shape::line(count as u64);
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes, by this function's contract, and so for the
+    // shape.
     unsafe { run(dst.side(shape)?, src.side(shape)?, shape, stream, finish) }
 }
 
@@ -53,7 +54,7 @@ pub(crate) unsafe fn cuMemcpy(
     src: CUdeviceptr,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::Any(dst), End::Any(src), count, default_stream(), Finish::Sync) }
 }
 
@@ -63,7 +64,7 @@ pub(crate) unsafe fn cuMemcpyAsync(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::Any(dst), End::Any(src), count, stream, Finish::Async) }
 }
 
@@ -72,7 +73,7 @@ pub(crate) unsafe fn cuMemcpyHtoD_v2(
     src: *const c_void,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::Device(dst), End::host(src), count, default_stream(), Finish::Sync) }
 }
 
@@ -82,7 +83,7 @@ pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::Device(dst), End::host(src), count, stream, Finish::Async) }
 }
 
@@ -91,7 +92,7 @@ pub(crate) unsafe fn cuMemcpyDtoH_v2(
     src: CUdeviceptr,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::host(dst), End::Device(src), count, default_stream(), Finish::Sync) }
 }
 
@@ -101,7 +102,7 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::host(dst), End::Device(src), count, stream, Finish::Async) }
 }
 
@@ -110,7 +111,7 @@ pub(crate) unsafe fn cuMemcpyDtoD_v2(
     src: CUdeviceptr,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::Device(dst), End::Device(src), count, default_stream(), Finish::Sync) }
 }
 
@@ -120,7 +121,7 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: both ends are valid for `count` bytes: the API asks that of the program.
     unsafe { copy(End::Device(dst), End::Device(src), count, stream, Finish::Async) }
 }
 
@@ -134,7 +135,7 @@ pub(crate) unsafe fn cuMemcpyPeer(
     count: usize,
 ) -> Result<(), CuError> {
     wait_for_both([dst_context, src_context])?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `cuMemcpyDtoD_v2` asks the same of these arguments as this call does.
     unsafe { cuMemcpyDtoD_v2(dst, src, count) }
 }
 
@@ -146,7 +147,7 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `cuMemcpyDtoDAsync_v2` asks the same of these arguments as this call does.
     unsafe { cuMemcpyDtoDAsync_v2(dst, src, count, stream) }
 }
 
@@ -165,7 +166,8 @@ unsafe fn into_array(
     }
     let (to, shape) = array::run_of(dst, offset as u64, count as u64)?;
     let from = end.side(Shape::line(count as u64))?.packed(shape);
-    // SAFETY: as the caller promised.
+    // SAFETY: `end` is valid for `count` bytes, by this function's contract; the other end is an
+    // array, whose bounds are checked.
     unsafe { run(to, from, shape, stream, finish) }
 }
 
@@ -184,7 +186,8 @@ unsafe fn out_of_array(
     }
     let (from, shape) = array::run_of(src, offset as u64, count as u64)?;
     let to = end.side(Shape::line(count as u64))?.packed(shape);
-    // SAFETY: as the caller promised.
+    // SAFETY: `end` is valid for `count` bytes, by this function's contract; the other end is an
+    // array, whose bounds are checked.
     unsafe { run(to, from, shape, stream, finish) }
 }
 
@@ -194,7 +197,7 @@ pub(crate) unsafe fn cuMemcpyDtoA_v2(
     src: CUdeviceptr,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `src` is valid for `count` bytes: the API asks that of the program.
     unsafe { into_array(dst, offset, End::Device(src), count, default_stream(), Finish::Sync) }
 }
 
@@ -204,7 +207,7 @@ pub(crate) unsafe fn cuMemcpyAtoD_v2(
     offset: usize,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `dst` is valid for `count` bytes: the API asks that of the program.
     unsafe { out_of_array(End::Device(dst), src, offset, count, default_stream(), Finish::Sync) }
 }
 
@@ -214,7 +217,7 @@ pub(crate) unsafe fn cuMemcpyHtoA_v2(
     src: *const c_void,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `src` is valid for `count` bytes: the API asks that of the program.
     unsafe { into_array(dst, offset, End::host(src), count, default_stream(), Finish::Sync) }
 }
 
@@ -225,7 +228,7 @@ pub(crate) unsafe fn cuMemcpyHtoAAsync_v2(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `src` is valid for `count` bytes: the API asks that of the program.
     unsafe { into_array(dst, offset, End::host(src), count, stream, Finish::Async) }
 }
 
@@ -235,7 +238,7 @@ pub(crate) unsafe fn cuMemcpyAtoH_v2(
     offset: usize,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `dst` is valid for `count` bytes: the API asks that of the program.
     unsafe { out_of_array(End::host(dst), src, offset, count, default_stream(), Finish::Sync) }
 }
 
@@ -246,7 +249,7 @@ pub(crate) unsafe fn cuMemcpyAtoHAsync_v2(
     count: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `dst` is valid for `count` bytes: the API asks that of the program.
     unsafe { out_of_array(End::host(dst), src, offset, count, stream, Finish::Async) }
 }
 

@@ -31,7 +31,7 @@ pub(crate) unsafe fn cuMemAllocManaged(
         true => paged::alloc(kind, bytesize as u64)?,
         false => host::alloc(kind, bytesize as u64)?,
     };
-    // SAFETY: as the caller promised.
+    // SAFETY: `dptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(dptr, addr) }
 }
 
@@ -266,7 +266,7 @@ pub(crate) unsafe fn cuMemRangeGetAttribute(
     if data_size != 4 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: four bytes, as the caller promised.
+    // SAFETY: `data` is NULL or valid for a write of four bytes: the API asks that of the program.
     unsafe { give(data.cast::<i32>(), word) }
 }
 

@@ -22,7 +22,8 @@ impl Value {
     /// # Safety
     /// `out` is NULL or valid for a write of this width.
     unsafe fn write(self, out: *mut c_void) -> Result<(), CuError> {
-        // SAFETY: as the caller promised.
+        // SAFETY: `out` is NULL or valid for a write of the value's width, by this function's
+        // contract.
         unsafe {
             match self {
                 Self::Word(value) => give(out.cast::<u32>(), value),
@@ -126,7 +127,8 @@ pub(crate) unsafe fn cuPointerGetAttribute(
 ) -> Result<(), CuError> {
     nothing(attribute)?;
     let value = attribute_of(ptr, attribute)?.ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promised, of the attribute's width.
+    // SAFETY: `data` is NULL or valid for a write of the attribute's width: the API asks that of
+    // the program.
     unsafe { value.write(data) }
 }
 
@@ -143,7 +145,8 @@ pub(crate) unsafe fn cuPointerGetAttributes(
         let unknown = nothing(attribute)?;
         // What a known address has not got is absent here, and no error.
         let value = attribute_of(ptr, attribute).unwrap_or(None).unwrap_or(unknown);
-        // SAFETY: as the caller promised, of the attribute's width.
+        // SAFETY: `out` is NULL or valid for a write of its attribute's width: the API asks that of
+        // the program.
         unsafe { value.write(out)? };
     }
     Ok(())
@@ -158,7 +161,7 @@ pub(crate) unsafe fn cuPointerSetAttribute(
     if attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promised.
+    // SAFETY: `value` is NULL or valid for a read: the API asks that of the program.
     let on = unsafe { read(value.cast::<u32>())? } != 0;
     let table = MEMORY.table();
     let (found, _) = table.resolve(ptr).ok_or(CuError::INVALID_VALUE)?;

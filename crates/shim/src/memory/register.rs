@@ -130,7 +130,7 @@ pub(crate) unsafe fn cuMemHostRegister(
     bytesize: usize,
     flags: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `cuMemHostRegister_v2` asks the same of these arguments as this call does.
     unsafe { cuMemHostRegister_v2(p, bytesize, flags) }
 }
 

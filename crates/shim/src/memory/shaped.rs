@@ -136,14 +136,15 @@ unsafe fn copy_2d(
     stream: CUstream,
     finish: Finish,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or valid for a read, by this function's contract.
     let c = unsafe { read(copy)? };
     let shape = Shape { width: c.WidthInBytes as u64, height: c.Height as u64, depth: 1 };
     if shape.is_empty() {
         return Ok(());
     }
     let (dst, src) = (destination_2d(&c).side(shape)?, source_2d(&c).side(shape)?);
-    // SAFETY: as the caller promised.
+    // SAFETY: the program answers for the bytes that the descriptor names at both ends, by this
+    // function's contract.
     unsafe { run(dst, src, shape, stream, finish) }
 }
 
@@ -154,23 +155,26 @@ unsafe fn copy_3d(
     stream: CUstream,
     finish: Finish,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or valid for a read, by this function's contract.
     let c = unsafe { read(copy)? };
     if c.WidthInBytes == 0 || c.Height == 0 || c.Depth == 0 {
         return Ok(());
     }
     let (dst, src, shape) = sides_3d(&c)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: the program answers for the bytes that the descriptor names at both ends, by this
+    // function's contract.
     unsafe { run(dst, src, shape, stream, finish) }
 }
 
 pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CUDA_MEMCPY2D) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_2d(copy, default_stream(), Finish::Sync) }
 }
 
 pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(copy: *const CUDA_MEMCPY2D) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_2d(copy, default_stream(), Finish::Sync) }
 }
 
@@ -178,12 +182,14 @@ pub(crate) unsafe fn cuMemcpy2DAsync_v2(
     copy: *const CUDA_MEMCPY2D,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_2d(copy, stream, Finish::Async) }
 }
 
 pub(crate) unsafe fn cuMemcpy3D_v2(copy: *const CUDA_MEMCPY3D) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_3d(copy, default_stream(), Finish::Sync) }
 }
 
@@ -191,17 +197,19 @@ pub(crate) unsafe fn cuMemcpy3DAsync_v2(
     copy: *const CUDA_MEMCPY3D,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_3d(copy, stream, Finish::Async) }
 }
 
 /// Comes after what the default streams of both contexts wait for. On which devices the addresses
 /// lie they say themselves.
 pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const CUDA_MEMCPY3D_PEER) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or valid for a read: the API asks that of the program.
     let told = unsafe { read(copy)? };
     wait_for_both([told.dstContext, told.srcContext])?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_3d(copy, default_stream(), Finish::Sync) }
 }
 
@@ -209,7 +217,8 @@ pub(crate) unsafe fn cuMemcpy3DPeerAsync(
     copy: *const CUDA_MEMCPY3D_PEER,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `copy` is NULL or describes a copy for whose bytes the program answers: the API asks
+    // that of it.
     unsafe { copy_3d(copy, stream, Finish::Async) }
 }
 

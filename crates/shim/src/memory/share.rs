@@ -75,7 +75,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         imported.map_err(CuError)
     })?;
     let made = Physical::imported(id, &imported)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, made) }
 }
 

@@ -64,8 +64,9 @@ impl Tensor {
         if out.is_null() {
             return Err(invalid);
         }
-        // SAFETY: as the caller promised. Bytes may lie anywhere: drivers do not look at the
-        // alignment of the host's copy, which bindings of other languages place as they like.
+        // SAFETY: `out` is NULL or valid for a write of the descriptor's bytes, by this function's
+        // contract. They may lie anywhere: drivers do not look at the alignment of the host's copy,
+        // which bindings of other languages place as they like.
         unsafe { give(out.cast::<Bytes>(), device_form(&map)?) }
     }
 }
@@ -205,7 +206,7 @@ pub(crate) unsafe fn cuTensorMapReplaceAddress(
     } else {
         ask(&Call::TensorMapMove { map: Box::new(bytes), address: address as u64 })?
     };
-    // SAFETY: as above.
+    // SAFETY: `map` is a tensor map, which the API asks the program for; `read` has refused NULL.
     unsafe { give(map.cast::<Bytes>(), changed) }
 }
 

@@ -59,7 +59,7 @@ fn dimension(dim: i32) -> Result<usize, CuError> {
 
 pub(crate) unsafe fn cuTexRefCreate(handle: *mut CUtexref) -> Result<(), CuError> {
     let made = REFERENCES.insert(Mutex::default()).ok_or(CuError::OUT_OF_MEMORY)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, CUtexref(made)) }
 }
 
@@ -92,7 +92,7 @@ pub(crate) unsafe fn cuTexRefSetAddress_v2(
 ) -> Result<(), CuError> {
     locate_on_device(dptr, 0, 0, Shape::line(bytes as u64))?;
     set(handle, |s| (s.array, s.address) = (None, Some(dptr)))?;
-    // SAFETY: as the caller promised; NULL means not wanted.
+    // SAFETY: `offset` is NULL or valid for a write: the API asks that of the program.
     if offset.is_null() { Ok(()) } else { unsafe { give(offset, 0) } }
 }
 
@@ -144,7 +144,7 @@ pub(crate) unsafe fn cuTexRefGetAddress_v2(
     handle: CUtexref,
 ) -> Result<(), CuError> {
     let address = get(handle, |s| s.address)?.ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `dptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(dptr, address) }
 }
 
@@ -153,7 +153,7 @@ pub(crate) unsafe fn cuTexRefGetArray(
     handle: CUtexref,
 ) -> Result<(), CuError> {
     let found = get(handle, |s| s.array)?.ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `array` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(array, found) }
 }
 
@@ -163,7 +163,7 @@ pub(crate) unsafe fn cuTexRefGetAddressMode(
     dim: i32,
 ) -> Result<(), CuError> {
     let dim = dimension(dim)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `mode` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(mode, get(handle, |s| s.modes[dim])?) }
 }
 
@@ -171,7 +171,7 @@ pub(crate) unsafe fn cuTexRefGetFilterMode(
     filter: *mut u32,
     handle: CUtexref,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `filter` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(filter, get(handle, |s| s.filter)?) }
 }
 
@@ -181,7 +181,8 @@ pub(crate) unsafe fn cuTexRefGetFormat(
     handle: CUtexref,
 ) -> Result<(), CuError> {
     let (f, c) = get(handle, |s| (s.format, s.channels))?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `format` and `channels` are NULL or valid for a write each: the API asks that of the
+    // program.
     unsafe {
         give(format, f)?;
         give(channels, c)
@@ -189,7 +190,7 @@ pub(crate) unsafe fn cuTexRefGetFormat(
 }
 
 pub(crate) unsafe fn cuTexRefGetFlags(flags: *mut u32, handle: CUtexref) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `flags` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(flags, get(handle, |s| s.flags)?) }
 }
 

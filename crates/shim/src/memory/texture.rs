@@ -130,7 +130,8 @@ pub(crate) unsafe fn cuTexObjectCreate(
     view: *const CUDA_RESOURCE_VIEW_DESC,
 ) -> Result<(), CuError> {
     let current = current()?;
-    // SAFETY: as the caller promised; only the view may be absent.
+    // SAFETY: each descriptor is NULL or valid for a read: the API asks that of the program. Only
+    // the view may be absent.
     let (resource, texture, view) = unsafe {
         let view = if view.is_null() { None } else { Some(read(view)?) };
         (read(resource)?, read(texture)?, view)
@@ -149,7 +150,7 @@ pub(crate) unsafe fn cuTexObjectCreate(
         view_format: view.map_or(0, |view| view.format),
     };
     let object = Object { resource, texture: Some(texture), view };
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { publish(handle, current.ctx, made, object) }
 }
 
@@ -158,7 +159,7 @@ pub(crate) unsafe fn cuSurfObjectCreate(
     resource: *const CUDA_RESOURCE_DESC,
 ) -> Result<(), CuError> {
     let current = current()?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `resource` is NULL or valid for a read: the API asks that of the program.
     let resource = unsafe { read(resource)? };
     if resource.resType != CU_RESOURCE_TYPE_ARRAY {
         return Err(CuError::INVALID_VALUE);
@@ -179,7 +180,7 @@ pub(crate) unsafe fn cuSurfObjectCreate(
         view_format: 0,
     };
     let object = Object { resource, texture: None, view: None };
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { publish(handle, current.ctx, made, object) }
 }
 
@@ -204,7 +205,7 @@ unsafe fn publish(
     let made = ask::<Result<u64, u32>>(&Call::TextureCreate { ctx, texture: Box::new(texture) })?;
     let id = made.map_err(CuError)?;
     objects().insert((ctx, id), object);
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write, by this function's contract.
     unsafe { give(handle, id) }
 }
 
@@ -239,7 +240,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceDesc(
     desc: *mut CUDA_RESOURCE_DESC,
     handle: u64,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(desc, here(handle, false)?.resource) }
 }
 
@@ -247,7 +248,7 @@ pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
     desc: *mut CUDA_RESOURCE_DESC,
     handle: u64,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(desc, here(handle, true)?.resource) }
 }
 
@@ -256,7 +257,7 @@ pub(crate) unsafe fn cuTexObjectGetTextureDesc(
     handle: u64,
 ) -> Result<(), CuError> {
     let texture = here(handle, false)?.texture.ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(desc, texture) }
 }
 
@@ -265,7 +266,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
     handle: u64,
 ) -> Result<(), CuError> {
     let view = here(handle, false)?.view.ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `desc` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(desc, view) }
 }
 

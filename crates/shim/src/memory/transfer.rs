@@ -78,15 +78,16 @@ pub(super) unsafe fn run(
             return Ok(());
         }
         (Home::Private, Home::Device | Home::Managed) if inline && dst.place.is_packed(shape) => {
-            // SAFETY: as above.
+            // SAFETY: both ends are valid for the shape, by this function's contract, and the
+            // source is this process's own memory.
             unsafe { copy_inline(dst.place, src.place, shape, stream)? };
             return finish.wait(stream);
         }
         (Home::Private, _) | (_, Home::Private) if !session::get()?.client_memory => {
-            // SAFETY: as above.
+            // SAFETY: both ends are valid for the shape, by this function's contract.
             return unsafe { staged(dst, src, shape, stream) };
         }
-        // SAFETY: as above.
+        // SAFETY: both ends are valid for the shape, by this function's contract; one is private.
         _ if private
             && bounce::takes(bytes)
             && unsafe { bounce::run(dst, src, shape, stream)? } =>

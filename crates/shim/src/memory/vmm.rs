@@ -145,7 +145,7 @@ pub(crate) unsafe fn cuMemAddressReserve(
     let reserved = MEMORY.heap(device)?.reserve(size, align, addr);
     let reserved = reserved.ok_or(CuError::OUT_OF_MEMORY)?;
     space().reserved.insert(reserved, size);
-    // SAFETY: as the caller promised.
+    // SAFETY: `ptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(ptr, reserved) }
 }
 
@@ -202,7 +202,7 @@ pub(crate) unsafe fn cuMemCreate(
     props: *const CUmemAllocationProp,
     flags: u64,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `props` is NULL or valid for a read: the API asks that of the program.
     let props = unsafe { read(props)? };
     let size = size as u64;
     if handle.is_null() || size == 0 || flags != 0 {
@@ -215,7 +215,7 @@ pub(crate) unsafe fn cuMemCreate(
     let id = new_id();
     let shareable = props.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
     call_for_memory(device, &Call::HandleCreate { handle: id, device, size, shareable })?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, Physical::add(id, props, Some(size))?) }
 }
 
@@ -240,7 +240,7 @@ pub(crate) unsafe fn cuMemRetainAllocationHandle(
         uses.references += 1;
         Ok(())
     })?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `handle` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(handle, physical.handle as u64) }
 }
 
@@ -354,7 +354,7 @@ pub(crate) unsafe fn cuMemGetAccess(
     location: *const CUmemLocation,
     ptr: CUdeviceptr,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `location` is NULL or valid for a read: the API asks that of the program.
     let at = unsafe { read(location)? };
     let found = MEMORY.table().find(ptr).cloned().ok_or(CuError::INVALID_VALUE)?;
     let access = match found.kind {
@@ -365,7 +365,7 @@ pub(crate) unsafe fn cuMemGetAccess(
             .unwrap_or(CU_MEM_ACCESS_FLAGS_PROT_NONE),
         _ => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: as the caller promised.
+    // SAFETY: `flags` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(flags, access.into()) }
 }
 
@@ -374,13 +374,13 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
     props: *const CUmemAllocationProp,
     option: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `props` is NULL or valid for a read: the API asks that of the program.
     let props = unsafe { read(props)? };
     check_props(&props)?;
     if option > 1 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promised.
+    // SAFETY: `granularity` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(granularity, GRANULARITY as usize) }
 }
 
@@ -388,7 +388,7 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
     props: *mut CUmemAllocationProp,
     handle: u64,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `props` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(props, by_handle(handle)?.props) }
 }
 

@@ -24,14 +24,16 @@ unsafe fn load(
     let loaded = images.map_err(Into::into).and_then(|images| Module::load(&ctx, &images));
     match loaded {
         Ok(module) => {
-            // SAFETY: as the caller promises.
+            // SAFETY: the buffers that the options name are valid for writes, and `out` is NULL or
+            // valid for a write, by this function's contract.
             unsafe {
                 options.report("");
                 ffi::write(out, module.handle())
             }
         }
         Err(refused) => {
-            // SAFETY: as the caller promises.
+            // SAFETY: the buffers that the options name are valid for writes, by this function's
+            // contract.
             unsafe { options.report(&refused.message) };
             Err(refused.error)
         }
@@ -84,7 +86,7 @@ pub(crate) unsafe fn cuModuleLoadFatBinary(
     module: *mut CUmodule,
     image: *const c_void,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuModuleLoadData` asks the same of these arguments as this call does.
     unsafe { cuModuleLoadData(module, image) }
 }
 

@@ -82,7 +82,7 @@ impl Images {
     /// `image` points to an image of a kind that cuModuleLoadData takes, or is NULL.
     pub(crate) unsafe fn recognise(image: *const c_void) -> Result<Self, CuError> {
         let addr = image as u64;
-        // SAFETY: as the caller promises.
+        // SAFETY: an image begins at `addr`, by this function's contract, so its magic can be read.
         match unsafe { magic(addr)? } {
             // SAFETY: the magic says that it is a wrapper.
             WRAPPER_MAGIC => unsafe { from_wrapper(peek::value(addr)?) },
@@ -91,7 +91,7 @@ impl Images {
                 from_linked(addr, magic == TWO_LISTS_MAGIC)
             },
             magic => {
-                // SAFETY: as the caller promises.
+                // SAFETY: a whole image begins at `addr`, by this function's contract.
                 let image = unsafe { measure(addr)? };
                 if magic == ELF_MAGIC {
                     // SAFETY: `measure` found all of it.
@@ -161,7 +161,7 @@ impl Images {
         for image in self.images.iter_mut().chain(self.linked.iter_mut().flatten()) {
             if let Bytes::Borrowed { addr, len } = *image {
                 let mut bytes = vec![0; len as usize];
-                // SAFETY: as the caller promises.
+                // SAFETY: the image's bytes are readable at `addr`, by this function's contract.
                 unsafe { peek::bytes(addr, &mut bytes)? };
                 *image = Bytes::Owned(bytes.into());
             }
@@ -280,7 +280,7 @@ unsafe fn with_source(image: &Bytes) -> Result<OfCubin, CuError> {
         return Ok(Default::default());
     }
     let mut cubin = vec![0; len as usize];
-    // SAFETY: as the caller promises.
+    // SAFETY: the image's bytes are readable at `addr`, by this function's contract.
     unsafe { peek::bytes(addr, &mut cubin)? };
     let registers = sources::has_software().then(|| sources::registers(&cubin));
     Ok((sources::with_source(&cubin), registers.unwrap_or_default()))
@@ -291,7 +291,7 @@ unsafe fn with_source(image: &Bytes) -> Result<OfCubin, CuError> {
 /// # Safety
 /// `addr` is that of one of them.
 unsafe fn measure(addr: u64) -> Result<Bytes, CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: an image begins at `addr`, by this function's contract, so its magic can be read.
     let len = match unsafe { magic(addr)? } {
         // SAFETY: the magic says that a container's header follows.
         CONTAINER_MAGIC => unsafe { container_len(addr)? },
@@ -326,7 +326,7 @@ struct ContainerHeader {
 /// # Safety
 /// A container's header lies at `addr`.
 unsafe fn container_len(addr: u64) -> Result<u64, CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: a container's header is at `addr`, by this function's contract.
     let ContainerHeader { header, size, .. } = unsafe { peek::value(addr)? };
     if usize::from(header) < size_of::<ContainerHeader>() {
         return Err(CuError::INVALID_IMAGE);
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!(images.places()[0].len, 24);
         let array = [a.as_ptr() as u64, b.as_ptr() as u64, 0];
         let wrapper = Wrapper { version: 2, prelinked: array.as_ptr() as u64, ..wrapper };
-        // SAFETY: as above.
+        // SAFETY: a live wrapper around live containers, and a live list that ends with 0.
         let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
         assert!(images.needs_linking());
         assert_eq!(images.linked_places().map(|places| places[0].len), Some(24));
@@ -466,7 +466,7 @@ mod tests {
         let mut packed = b"kLNK\x01\0\0\0\x03\0\0\0\0\0\0\0//a".to_vec();
         // What lies behind it is another's.
         packed.extend([0xff; 16]);
-        // SAFETY: as `pack` made it.
+        // SAFETY: live bytes of the form that `pack` writes.
         let images = unsafe { Images::recognise(packed.as_ptr().cast()).unwrap() };
         assert_eq!(images.places().iter().map(|p| p.len).collect::<Vec<_>>(), [3]);
         assert!(images.needs_linking() && images.linked_places().is_none());

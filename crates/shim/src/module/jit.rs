@@ -34,7 +34,8 @@ impl Options {
         values: *mut *mut c_void,
     ) -> Result<Self, CuError> {
         let mut read = Self::default();
-        // SAFETY: as the caller promises.
+        // SAFETY: `options` and `values` are NULL or have `count` values, by this function's
+        // contract.
         let (names, words) = unsafe {
             let count = count as usize;
             (ffi::read_array(options, count)?, ffi::read_array(values.cast::<usize>(), count)?)
@@ -62,7 +63,8 @@ impl Options {
     /// # Safety
     /// The buffers that the options named are still valid.
     pub(super) unsafe fn report(&self, error: &str) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the buffers were named by the program, with their sizes, and are valid for
+        // writes, by this function's contract.
         unsafe {
             fill(self.error, error);
             fill(self.info, "");

@@ -151,7 +151,7 @@ pub(crate) unsafe fn cuLinkCreate(
     values: *mut *mut c_void,
     out: *mut CUlinkState,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuLinkCreate_v2` asks the same of these arguments as this call does.
     unsafe { cuLinkCreate_v2(count, options, values, out) }
 }
 
@@ -165,7 +165,7 @@ pub(crate) unsafe fn cuLinkAddData(
     options: *mut u32,
     values: *mut *mut c_void,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuLinkAddData_v2` asks the same of these arguments as this call does.
     unsafe { cuLinkAddData_v2(linker, kind, data, size, name, count, options, values) }
 }
 
@@ -177,6 +177,6 @@ pub(crate) unsafe fn cuLinkAddFile(
     options: *mut u32,
     values: *mut *mut c_void,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promises.
+    // SAFETY: `cuLinkAddFile_v2` asks the same of these arguments as this call does.
     unsafe { cuLinkAddFile_v2(linker, kind, path, count, options, values) }
 }

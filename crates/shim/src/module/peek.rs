@@ -25,7 +25,8 @@ pub(super) unsafe fn bytes(addr: u64, out: &mut [u8]) -> Result<(), CuError> {
             Err(_) if faulted() => return Err(CuError::INVALID_IMAGE),
             Err(_) => {
                 let len = rest.len();
-                // SAFETY: as the caller promises.
+                // SAFETY: `from` is readable for `len` bytes, by this function's contract, and
+                // `rest` has as many.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, rest.as_mut_ptr(), len) };
                 return Ok(());
             }
@@ -47,7 +48,7 @@ pub(super) unsafe fn value<T: Copy>(addr: u64) -> Result<T, CuError> {
     // SAFETY: the value's own bytes, which are initialised to zero.
     let out =
         unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-    // SAFETY: as the caller promises; every bit pattern is a `T`.
+    // SAFETY: a `T` is readable at `addr`, by this function's contract; every bit pattern is a `T`.
     unsafe {
         bytes(addr, out)?;
         Ok(value.assume_init())

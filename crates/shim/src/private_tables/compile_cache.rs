@@ -100,10 +100,11 @@ pub(super) unsafe extern "C" fn open(
     if len > MAX_ITEM {
         return CuError::NOT_FOUND.0;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `input` is readable for `len` bytes: the runtime, which calls this slot, passes its
+    // own buffer.
     let opened = unsafe { ffi::read_array(input, len) }
         .and_then(|bytes| cache().open(bytes).ok_or(CuError::NOT_FOUND));
-    // SAFETY: as the caller promises.
+    // SAFETY: `handle` is NULL or valid for a write: the runtime passes a variable of its own.
     status(opened.and_then(|opened| unsafe { ffi::write(handle, opened) }))
 }
 
@@ -131,7 +132,8 @@ pub(super) unsafe extern "C" fn store(
     if len > MAX_ITEM {
         return 0;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `made` is readable for `len` bytes: the runtime, which calls this slot, passes its
+    // own buffer.
     let made = unsafe { ffi::read_array(made, len) };
     status(made.and_then(|made| {
         // Unlocked again before anything is written.

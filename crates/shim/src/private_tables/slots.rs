@@ -37,7 +37,8 @@ impl<const N: usize> Shared<N> {
     /// # Safety
     /// Both pointers are NULL or valid for a write.
     unsafe fn hand_out(&self, buffer: *mut *mut c_void, len: *mut usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `buffer` and `len` are NULL or valid for writes, by this function's contract; the
+        // bytes are static.
         unsafe {
             ffi::write_optional(buffer, self.0.get().cast());
             ffi::write_optional(len, N);

@@ -21,7 +21,7 @@ pub(super) fn start(paged: &'static Paged) -> Result<(), CuError> {
 pub(super) fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), CuError> {
     // SAFETY: a zeroed sigset_t is a valid argument of sigfillset, which initialises it.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: as `all`.
+    // SAFETY: a zeroed sigset_t is a valid place for pthread_sigmask to store the old mask in.
     let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: both sets live across the calls; the mask is put back below.
     unsafe {

@@ -12,7 +12,7 @@ pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
     device: CUdevice,
 ) -> Result<(), CuError> {
     session::get()?.device(device)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `pool` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(pool, device_pools(device as u32, |pools| pools.default)?) }
 }
 
@@ -21,7 +21,7 @@ pub(crate) unsafe fn cuDeviceGetMemPool(
     device: CUdevice,
 ) -> Result<(), CuError> {
     session::get()?.device(device)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `pool` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(pool, device_pools(device as u32, |pools| pools.current)?) }
 }
 
@@ -42,7 +42,7 @@ pub(crate) unsafe fn cuDeviceSetMemPool(
 /// # Safety
 /// `location` is NULL or valid.
 unsafe fn device_at(location: *const CUmemLocation, kind: u32) -> Result<CUdevice, CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `location` is NULL or valid for a read, by this function's contract.
     let at = unsafe { read(location)? };
     if at.type_ != CU_MEM_LOCATION_TYPE_DEVICE || kind != CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(entry::not_supported("a memory pool of host or managed memory"));
@@ -55,7 +55,8 @@ pub(crate) unsafe fn cuMemGetDefaultMemPool(
     location: *const CUmemLocation,
     kind: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `location` is NULL or valid for a read, `pool` for a write: the API asks that of the
+    // program.
     unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, kind)?) }
 }
 
@@ -64,7 +65,8 @@ pub(crate) unsafe fn cuMemGetMemPool(
     location: *const CUmemLocation,
     kind: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `location` is NULL or valid for a read, `pool` for a write: the API asks that of the
+    // program.
     unsafe { cuDeviceGetMemPool(pool, device_at(location, kind)?) }
 }
 
@@ -73,6 +75,7 @@ pub(crate) unsafe fn cuMemSetMemPool(
     kind: u32,
     pool: CUmemoryPool,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `location` is NULL or valid for a read: the API asks that of the program; the pool's
+    // handle is looked up.
     unsafe { cuDeviceSetMemPool(device_at(location, kind)?, pool) }
 }

@@ -197,10 +197,10 @@ pub(crate) unsafe fn cuMemPoolCreate(
     pool: *mut CUmemoryPool,
     props: *const CUmemPoolProps,
 ) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
+    // SAFETY: `props` is NULL or valid for a read: the API asks that of the program.
     let props = unsafe { read(props)? };
     if !pool.is_null() && props.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED {
-        // SAFETY: as the caller promised.
+        // SAFETY: `pool` is NULL or valid for a write: the API asks that of the program.
         return unsafe { give(pool, managed::create(&props)?) };
     }
     if pool.is_null() || props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED {
@@ -218,7 +218,7 @@ pub(crate) unsafe fn cuMemPoolCreate(
     };
     let made =
         POOLS.insert_with(|handle| Pool { shared, ..Pool::new(handle, device, false, max_size) });
-    // SAFETY: as the caller promised.
+    // SAFETY: `pool` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(pool, made.ok_or(CuError::OUT_OF_MEMORY)?.handle) }
 }
 

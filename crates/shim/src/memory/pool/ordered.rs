@@ -72,7 +72,7 @@ pub(crate) unsafe fn cuMemAllocAsync(
         return Err(CuError::INVALID_VALUE);
     }
     let addr = alloc_from(&pool, bytesize as u64, stream)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `dptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(dptr, addr) }
 }
 
@@ -87,7 +87,7 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync(
         return Err(CuError::INVALID_VALUE);
     }
     let addr = alloc_from(&pool, bytesize as u64, stream)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `dptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(dptr, addr) }
 }
 

@@ -71,7 +71,7 @@ fn describe(uuid: &[u8; 16], tag: u64) -> Result<File, CuError> {
     let written = file.write_all_at(&bytes, 0);
     written.map_err(|_| CuError::OPERATING_SYSTEM)?;
     let seals = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
-    // SAFETY: a plain call on a descriptor of ours.
+    // SAFETY: `fd` is open as long as `file` is, and F_ADD_SEALS takes a number.
     match unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } {
         0 => Ok(file),
         _ => Err(CuError::OPERATING_SYSTEM),
@@ -117,7 +117,7 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
         imported,
         ..Pool::new(handle, device, false, 0)
     });
-    // SAFETY: as the caller promised.
+    // SAFETY: `pool` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(pool, made.ok_or(CuError::OUT_OF_MEMORY)?.handle) }
 }
 
@@ -153,7 +153,7 @@ pub(crate) unsafe fn cuMemPoolImportPointer(
     // SAFETY: the caller's 64 bytes.
     let handle = ipc::of_pool(&unsafe { read(data.cast::<CUipcMemHandle>())? }, tag)?;
     let addr = ipc::open_handle(&handle, pool.device, true)?;
-    // SAFETY: as the caller promised.
+    // SAFETY: `ptr` is NULL or valid for a write: the API asks that of the program.
     unsafe { give(ptr, addr) }
 }
 
