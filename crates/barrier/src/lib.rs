@@ -50,7 +50,7 @@ pub struct Page {
 
 // SAFETY: the mapping is this value's own until it is dropped, and only atomics are in it.
 unsafe impl Send for Page {}
-// SAFETY: as above.
+// SAFETY: only atomics of the mapping are reached through a shared reference.
 unsafe impl Sync for Page {}
 
 fn seals() -> SealFlags {

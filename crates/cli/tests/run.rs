@@ -455,7 +455,7 @@ fn a_try_that_was_killed_counts_and_the_job_goes_on() {
         let mut found = children(supervisor);
         while let Some(pid) = found.pop() {
             found.extend(children(pid as u32));
-            // SAFETY: a plain call; it is a process of this test's own job.
+            // SAFETY: kill takes no pointers; the process is of this test's own job.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
     };

@@ -261,8 +261,8 @@ impl Loaded {
             // SAFETY: live pointers, and a module that was just loaded.
             check(unsafe { (driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) })?;
             let mut registers = 0;
-            // SAFETY: as above. A driver that loads kernels when they are first used does so for
-            // this.
+            // SAFETY: `registers` is live, and the function is of a module that stays loaded. A
+            // driver that loads kernels when they are first used does so for this.
             check(unsafe { (driver.cuFuncGetAttribute)(&mut registers, NUM_REGS, function) })?;
             Ok(function)
         };

@@ -134,7 +134,7 @@ impl Fake {
     /// The oldest value that was not written yet is; false if there is none.
     pub(crate) fn write_first(&mut self) -> bool {
         let Some((to, value)) = self.values.pop_front() else { return false };
-        // SAFETY: as of all that follows.
+        // SAFETY: the address was given with a write of a value, and is this process's own memory.
         unsafe { ptr::write_volatile(to as *mut u64, value) };
         true
     }
@@ -214,7 +214,7 @@ unsafe extern "C" fn register(_: *mut c_void, _: usize, _: c_uint) -> u32 {
 }
 
 unsafe extern "C" fn device_pointer(out: *mut u64, at: *mut c_void, _: c_uint) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = at as u64 };
     OK
 }
@@ -226,7 +226,7 @@ unsafe extern "C" fn unregister(_: *mut c_void) -> u32 {
 }
 
 unsafe extern "C" fn context(out: *mut CUcontext, _: c_uint, _: CUdevice) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = CUcontext(with(Fake::id)) };
     with(|fake| fake.made.push("context"));
     OK
@@ -237,7 +237,7 @@ unsafe extern "C" fn destroy_context(_: CUcontext) -> u32 {
 }
 
 unsafe extern "C" fn stream(out: *mut CUstream, _: c_uint, _: c_int) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = CUstream(with(Fake::id)) };
     with(|fake| fake.made.push("stream"));
     OK
@@ -263,13 +263,15 @@ unsafe extern "C" fn write_value(_: CUstream, to: u64, value: u64, _: c_uint) ->
 }
 
 unsafe extern "C" fn to_device(to: u64, from: *const c_void, bytes: usize, _: CUstream) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: both ends are live memory of this process, of so many bytes: device addresses are its
+    // own.
     unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, bytes) };
     OK
 }
 
 unsafe extern "C" fn to_host(to: *mut c_void, from: u64, bytes: usize, _: CUstream) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: both ends are live memory of this process, of so many bytes: device addresses are its
+    // own.
     unsafe { ptr::copy_nonoverlapping(from as *const u8, to.cast::<u8>(), bytes) };
     OK
 }
@@ -277,26 +279,27 @@ unsafe extern "C" fn to_host(to: *mut c_void, from: u64, bytes: usize, _: CUstre
 /// Memory that nobody frees, as the buffers are kept.
 unsafe extern "C" fn host_alloc(out: *mut *mut c_void, bytes: usize, _: c_uint) -> u32 {
     let pages = vec![[0u64; 512]; bytes.div_ceil(4096)].leak();
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = pages.as_mut_ptr().cast() };
     OK
 }
 
 unsafe extern "C" fn inside(to: u64, from: u64, bytes: usize, _: CUstream) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: both ends are live memory of this process, of so many bytes: device addresses are its
+    // own.
     unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
     OK
 }
 
 unsafe extern "C" fn fill(to: u64, value: u8, bytes: usize, _: CUstream) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: a device address is live memory of this process, of so many bytes.
     unsafe { ptr::write_bytes(to as *mut u8, value, bytes) };
     OK
 }
 
 /// Whole arrays only, without padding.
 unsafe extern "C" fn shaped(copy: *const CUDA_MEMCPY3D, _: CUstream) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live descriptor.
     let copy = unsafe { *copy };
     let bytes = copy.WidthInBytes * copy.Height * copy.Depth;
     with(|fake| {
@@ -308,7 +311,8 @@ unsafe extern "C" fn shaped(copy: *const CUDA_MEMCPY3D, _: CUstream) -> u32 {
             return INVALID;
         }
         let at = texels.as_mut_ptr();
-        // SAFETY: see above.
+        // SAFETY: the texels are `bytes` long, as was just checked, and a device address is live
+        // memory of this process.
         unsafe {
             match to_array {
                 true => ptr::copy_nonoverlapping(copy.srcDevice as *const u8, at, bytes),
@@ -329,7 +333,7 @@ unsafe extern "C" fn event(out: *mut CUevent, _: c_uint) -> u32 {
         fake.events.insert(id, None);
         id
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = CUevent(id) };
     OK
 }
@@ -355,13 +359,13 @@ unsafe extern "C" fn wait(event: CUevent) -> u32 {
 unsafe extern "C" fn elapsed(out: *mut f32, start: CUevent, end: CUevent) -> u32 {
     let time = |event: CUevent| with(|fake| fake.events.get(&event.0).copied().flatten());
     let (Some(start), Some(end)) = (time(start), time(end)) else { return INVALID_HANDLE };
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = (end - start) as f32 };
     OK
 }
 
 unsafe extern "C" fn array(out: *mut CUarray, desc: *const CUDA_ARRAY3D_DESCRIPTOR) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live descriptor.
     let desc = unsafe { *desc };
     let texel = channel_bytes(desc.Format).unwrap_or(1) as usize * desc.NumChannels as usize;
     let bytes = desc.Width * texel * desc.Height.max(1) * desc.Depth.max(1);
@@ -370,7 +374,7 @@ unsafe extern "C" fn array(out: *mut CUarray, desc: *const CUDA_ARRAY3D_DESCRIPT
         fake.arrays.insert(id, vec![0; bytes]);
         id
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = CUarray(id) };
     OK
 }
@@ -387,7 +391,7 @@ unsafe extern "C" fn texture(
         fake.objects.insert(handle);
         handle
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = handle };
     OK
 }
@@ -403,26 +407,26 @@ unsafe extern "C" fn load(
     _: *mut c_uint,
     _: *mut *mut c_void,
 ) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = CUmodule(with(Fake::id)) };
     OK
 }
 
 unsafe extern "C" fn function(out: *mut CUfunction, _: CUmodule, name: *const c_char) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a C string.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     let raw = with(|fake| {
         let raw = fake.id();
         fake.functions.insert(raw, name);
         raw
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = CUfunction(raw) };
     OK
 }
 
 unsafe extern "C" fn limit(out: *mut usize, _: c_uint) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = 8 << 20 };
     OK
 }
@@ -462,7 +466,8 @@ unsafe extern "C" fn launch(
         match name.as_deref() {
             Some("kedge_digest") => {
                 let (at, bytes) = (word(0, 2 * block) as *const u8, word(0, 2 * block + 1));
-                // SAFETY: see above.
+                // SAFETY: the kernel's list names memory of this process with its length, and the
+                // digests have a place for each block.
                 unsafe {
                     let bytes = std::slice::from_raw_parts(at, bytes as usize);
                     let out = *(*parameters.add(1)).cast::<u64>() as *mut Digest;
@@ -472,7 +477,8 @@ unsafe extern "C" fn launch(
             Some("kedge_gather") => {
                 let (from, to) =
                     (word(0, 3 * block) as *const u8, word(0, 3 * block + 1) as *mut u8);
-                // SAFETY: see above.
+                // SAFETY: the kernel's list names two pieces of memory of this process, of so many
+                // bytes.
                 unsafe { ptr::copy_nonoverlapping(from, to, word(0, 3 * block + 2) as usize) };
                 with(|fake| fake.gathered += 1);
             }
@@ -488,18 +494,18 @@ unsafe extern "C" fn global(
     _: CUmodule,
     name: *const c_char,
 ) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a C string.
     let name = unsafe { CStr::from_ptr(name) };
     let found =
         with(|fake| fake.variables.iter().find(|v| v.0.as_bytes() == name.to_bytes()).copied());
     let Some((_, at, bytes)) = found else { return NOT_FOUND };
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { (*addr, *size) = (at, bytes) };
     OK
 }
 
 unsafe extern "C" fn attribute(out: *mut c_int, _: c_uint, _: CUfunction) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = 0 };
     OK
 }
@@ -509,7 +515,7 @@ unsafe extern "C" fn parameter(_: CUfunction, _: usize, _: *mut usize, _: *mut u
 }
 
 unsafe extern "C" fn device_attribute(out: *mut c_int, id: c_uint, _: CUdevice) -> u32 {
-    // SAFETY: see above. Compute capability 9.0.
+    // SAFETY: the code under test passes a live place for what it asks for. Compute capability 9.0.
     unsafe { *out = if id == 75 { 9 } else { 0 } };
     OK
 }

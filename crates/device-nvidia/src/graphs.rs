@@ -440,7 +440,8 @@ impl Graph {
         for (node, piece) in behind.iter().zip(pieces.iter().skip(1)) {
             set_transfer(driver, exec, *node, piece, ctx)?;
         }
-        // SAFETY: as in `add`.
+        // SAFETY: the node and the handles are the driver's, of this graph, and each structure that
+        // a pointer leads to outlives the call.
         unsafe {
             match &node {
                 // Seen to by `switch`.

@@ -104,7 +104,7 @@ impl HostMemory {
         let asked =
             check(unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&mut device, start, 0) });
         if asked.is_err() || device != from {
-            // SAFETY: as registered above.
+            // SAFETY: `start` was registered by the call before.
             unsafe { (self.driver.cuMemHostUnregister)(start) };
             return Err(asked.err().unwrap_or(CuError::NOT_SUPPORTED));
         }

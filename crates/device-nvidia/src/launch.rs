@@ -129,7 +129,8 @@ fn extended(
         attrs: attrs.as_mut_ptr(),
         numAttrs: attrs.len() as u32,
     };
-    // SAFETY: as in `run`; the attributes outlive the call.
+    // SAFETY: a function of a loaded module; the parameter buffer has the size that is given, and
+    // it, the configuration and the attributes outlive the call.
     check(unsafe {
         (driver.cuLaunchKernelEx)(&config, kernel.raw, ptr::null_mut(), extra.as_mut_ptr())
     })

@@ -389,7 +389,8 @@ fn input_type(image: &[u8]) -> c_uint {
 fn link(driver: &Driver, images: &[Vec<u8>]) -> Result<CUmodule, LoadError> {
     let mut log = Log::new();
     let mut state = CUlinkState::NULL;
-    // SAFETY: as for `load`; the log's buffer outlives the linker's state.
+    // SAFETY: the options and their values are as many as is said, and the log's buffer outlives
+    // the linker's state.
     check(unsafe {
         (driver.cuLinkCreate_v2)(2, log.options.as_mut_ptr(), log.values.as_mut_ptr(), &mut state)
     })

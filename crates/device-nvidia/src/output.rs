@@ -79,8 +79,8 @@ impl Stream {
             }
             File::from_raw_fd(made)
         };
-        // SAFETY: plain calls on descriptors of this process. Appending keeps writers from each
-        // other's bytes.
+        // SAFETY: the calls take descriptors of this process that are open, and no pointers.
+        // Appending keeps writers from each other's bytes.
         let failed = unsafe {
             libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) < 0
                 || libc::dup2(file.as_raw_fd(), fd) < 0

@@ -28,7 +28,7 @@ struct Mapping {
 
 // SAFETY: plain memory; who may use which part is decided by the owner.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives a pointer and a length alone, which do not change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -298,7 +298,7 @@ impl Slot {
         const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
         while let Some(event) = self.travelling {
             std::thread::sleep(PAUSE);
-            // SAFETY: as in `wait`.
+            // SAFETY: recorded by `sent`; its context lives as `wait` says.
             match check(unsafe { (driver.cuEventQuery)(event) }) {
                 Err(CuError::NOT_READY) => {}
                 over => {

@@ -79,7 +79,7 @@ pub(crate) fn run(
     let sent = read.and_then(|moves| send(scatter, driver, &mut buffer, &moves));
     // SAFETY: our own event, and the client's stream.
     let over = check(unsafe { (driver.cuEventRecord)(reached, scatter.stream.raw) })
-        // SAFETY: as above.
+        // SAFETY: our own event, which was just recorded.
         .and_then(|()| check(unsafe { (driver.cuEventSynchronize)(reached) }));
     // A buffer that the device may still use is not given to anybody.
     if over.is_ok() {

@@ -98,7 +98,7 @@ pub(crate) fn poke(addr: u64, bytes: &[u8]) {
 }
 
 pub(crate) fn peek(addr: u64, bytes: u64) -> Vec<u8> {
-    // SAFETY: as above.
+    // SAFETY: memory that the fake driver has mapped there, of so many bytes.
     unsafe { std::slice::from_raw_parts(addr as *const u8, bytes as usize) }.to_vec()
 }
 

@@ -199,7 +199,7 @@ impl<'a> Lane<'a> {
         // SAFETY: this lane's event, the client's stream.
         check(unsafe { (driver.cuEventRecord)(slot.event, raw) })?;
         if !from_client {
-            // SAFETY: as above.
+            // SAFETY: this lane's event, which was just recorded.
             check(unsafe { (driver.cuEventSynchronize)(slot.event) })?;
             rows(piece.dst, piece, buffer.bytes(len), |at, row| host.write_client(at, row))?;
         }
@@ -210,7 +210,7 @@ impl<'a> Lane<'a> {
     fn finish(&mut self) -> Result<(), CuError> {
         let driver = &*self.buffers.driver;
         self.slots.iter().try_for_each(|slot| {
-            // SAFETY: as above.
+            // SAFETY: an event of this lane, recorded or never recorded.
             check(unsafe { (driver.cuEventSynchronize)(slot.event) })
         })
     }

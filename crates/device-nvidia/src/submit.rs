@@ -69,7 +69,7 @@ impl NvidiaBackend {
                     false => (driver.cuStreamWriteValue32_v2)(raw, addr, value as u32, 0),
                 }
             }),
-            // SAFETY: as for WriteValue.
+            // SAFETY: the driver made the stream, and checks the address.
             StreamOp::WaitValue { addr, value, wide, mode } => check(unsafe {
                 match wide {
                     true => (driver.cuStreamWaitValue64_v2)(raw, addr, value, mode),

@@ -123,7 +123,7 @@ impl Mark<'_> {
         let mark = Mark { driver, event };
         // SAFETY: an event and a stream of the current context.
         check(unsafe { (driver.cuEventRecord)(event, stream) })?;
-        // SAFETY: as above.
+        // SAFETY: the event was just recorded.
         check(unsafe { (driver.cuEventSynchronize)(event) })?;
         Ok(mark)
     }

@@ -134,6 +134,6 @@ fn map_at(at: u64, bytes: u64) -> bool {
 
 /// Gives back what this module has mapped, and nobody has used.
 fn unmap(at: u64, bytes: u64) {
-    // SAFETY: as the callers see to.
+    // SAFETY: the callers pass a range that this module has mapped, and that nobody has used.
     unsafe { libc::munmap(ptr::with_exposed_provenance_mut(at as usize), bytes as usize) };
 }

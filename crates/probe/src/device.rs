@@ -49,7 +49,8 @@ impl Device {
     pub(crate) fn open() -> Result<Device, ProbeError> {
         let driver = Driver::open()?;
         let (mut ordinal, mut context) = (0, null_mut());
-        // SAFETY: plain calls that store into live locals; the context is never released.
+        // SAFETY: all calls store into live locals, and use what the ones before gave; the context
+        // is never released.
         unsafe {
             driver.check("cuInit", (driver.init)(0))?;
             driver.check("cuDeviceGet", (driver.device_get)(&mut ordinal, 0))?;
@@ -259,7 +260,8 @@ impl Pinned<'_> {
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed for writing; fresh pinned memory reads as some bytes.
+        // SAFETY: the driver gave `size` bytes, which `self` lends for writing; fresh pinned memory
+        // reads as some bytes.
         unsafe { std::slice::from_raw_parts_mut(self.bytes, self.size) }
     }
 }
@@ -286,7 +288,8 @@ impl Managed<'_> {
     #[inline]
     pub(crate) fn write(&mut self, at: usize, word: u64) {
         if self.has(at) {
-            // SAFETY: as for reading; borrowed for writing.
+            // SAFETY: the driver gave these bytes, aligned, and `self` is borrowed for writing; no
+            // kernel runs meanwhile.
             unsafe { ((self.address + at as u64) as *mut u64).write_volatile(word) };
         }
     }

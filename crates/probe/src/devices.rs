@@ -23,7 +23,7 @@ pub struct DeviceReport {
 /// All devices of the driver that the loader finds, in its order.
 pub fn devices(attributes: &[u32]) -> Result<Vec<DeviceReport>, ProbeError> {
     let driver = Driver::open()?;
-    // SAFETY: plain calls; those with a pointer store one int.
+    // SAFETY: the calls take numbers, or store one int into a live local.
     unsafe {
         driver.check("cuInit", (driver.init)(0))?;
         let count = int(&driver, "cuDeviceGetCount", |out| (driver.device_count)(out))?;

@@ -47,7 +47,7 @@ fn malloc() {
 }
 
 fn getppid() {
-    // SAFETY: a plain call.
+    // SAFETY: getppid takes no arguments and only returns a number.
     black_box(unsafe { libc::getppid() });
 }
 

@@ -19,7 +19,7 @@ pub struct Room {
 pub fn rooms() -> Result<Vec<Room>, ProbeError> {
     let driver = Driver::open()?;
     let mut count = 0;
-    // SAFETY: plain calls; the second stores one int.
+    // SAFETY: cuInit takes a number, and cuDeviceGetCount stores one int into a live local.
     unsafe {
         driver.check("cuInit", (driver.init)(0))?;
         driver.check("cuDeviceGetCount", (driver.device_count)(&mut count))?;
@@ -30,7 +30,7 @@ pub fn rooms() -> Result<Vec<Room>, ProbeError> {
 fn room(driver: &Driver, index: i32) -> Result<Room, ProbeError> {
     let (mut device, mut context) = (0, null_mut());
     let (mut free, mut total) = (0_usize, 0_usize);
-    // SAFETY: plain calls that store into live locals; the context lasts as long as the process.
+    // SAFETY: the calls store into live locals; the context lasts as long as the process.
     unsafe {
         driver.check("cuDeviceGet", (driver.device_get)(&mut device, index))?;
         let code = (driver.primary_retain)(&mut context, device);

@@ -48,7 +48,8 @@ impl Clocks {
         let now = Clocks::now();
         let made = Clocks::offsets().and_then(|own| {
             let offset = self.each(now.each(own, i64::checked_sub)?, i64::checked_sub)?;
-            // SAFETY: a plain call.
+            // SAFETY: unshare takes no pointers; CLONE_NEWTIME changes only where this process's
+            // children are made.
             if unsafe { libc::unshare(libc::CLONE_NEWTIME) } < 0 {
                 return Err(EngineError::last(0, "make a time namespace"));
             }

@@ -21,7 +21,7 @@ impl Parent {
     /// # Errors
     /// The parent has ended (ESRCH): there is no signal for that any more.
     pub(crate) fn follow(self) -> io::Result<()> {
-        // SAFETY: a plain call.
+        // SAFETY: PR_SET_PDEATHSIG takes a number, and has an effect only when the parent dies.
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -48,7 +48,8 @@ mod tests {
         let maker = unsafe { libc::fork() };
         if maker == 0 {
             let parent = Parent::this();
-            // SAFETY: as above; no destructor runs.
+            // SAFETY: the child makes system calls alone, on descriptors that it inherits and on
+            // live arrays, and ends by _exit, so that no destructor runs.
             unsafe {
                 if libc::fork() == 0 {
                     // The maker's end of this pipe goes with it.
@@ -80,7 +81,7 @@ mod tests {
             // SAFETY: it is this process's child, and not collected.
             unsafe { libc::kill(maker, libc::SIGKILL) };
         }
-        // SAFETY: as above.
+        // SAFETY: it is this process's child, and not collected; a null pointer asks for no status.
         assert_eq!(unsafe { libc::waitpid(maker, null_mut(), 0) }, maker);
         // Whoever lived on would hold the pipe.
         ended.read_to_end(&mut said).unwrap();

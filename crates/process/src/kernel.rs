@@ -159,7 +159,7 @@ pub(crate) fn release() -> (u32, u32) {
             libc::uname(name.as_mut_ptr());
             name.assume_init()
         };
-        // SAFETY: as above.
+        // SAFETY: uname's texts end with zeros, and zeros are a text.
         let release = unsafe { CStr::from_ptr(name.release.as_ptr()) };
         parse(&release.to_string_lossy()).unwrap_or((0, 0))
     })

@@ -277,7 +277,7 @@ mod tests {
         let pid = std::process::id() as pid_t;
         let stat = Stat::of(pid).unwrap();
         assert!(matches!(stat.state, 'R' | 'S'));
-        // SAFETY: plain calls.
+        // SAFETY: getppid and getsid only return numbers.
         let (ppid, session) = unsafe { (libc::getppid(), libc::getsid(0)) };
         assert_eq!(stat.get(Field::Ppid), i64::from(ppid));
         assert_eq!(stat.get(Field::Session), i64::from(session));

@@ -21,8 +21,8 @@ pub fn signal(roots: &Roots, signal: i32) {
             return;
         }
         for pid in new {
-            // SAFETY: a plain call. The process descends from this one, so unless it has ended just
-            // now the id is its own; and ids are not given anew that soon.
+            // SAFETY: kill takes no pointers; the process descends from this one, so unless it has
+            // ended just now the id is its own; and ids are not given anew that soon.
             unsafe { libc::kill(pid, signal) };
         }
     }

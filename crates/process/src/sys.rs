@@ -406,7 +406,8 @@ pub(crate) fn words(registers: &Registers) -> [u64; REGISTERS] {
 }
 
 pub(crate) fn from_words(words: [u64; REGISTERS]) -> Registers {
-    // SAFETY: as above, the other way round.
+    // SAFETY: the structure is 27 words and nothing else, as its size shows; any words are
+    // registers.
     unsafe { std::mem::transmute(words) }
 }
 
@@ -414,7 +415,7 @@ pub(crate) const REGISTERS: usize = size_of::<Registers>() / 8;
 
 pub(crate) fn nice(tid: pid_t) -> Result<i32, EngineError> {
     // The kernel's own answer, which is 20 - nice, so that no valid one is negative.
-    // SAFETY: a plain call.
+    // SAFETY: getpriority takes two numbers and stores nothing.
     let result = unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, tid) };
     checked(tid, "read its priority", result).map(|()| 20 - result as i32)
 }

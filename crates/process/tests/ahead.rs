@@ -185,7 +185,7 @@ fn a_child_keeps_what_may_be_dropped_in_its_parent() {
         let mut begun = Begun::new(options).unwrap();
         begun.watch(&roots()).unwrap();
         begun.write_ahead(&roots()).unwrap();
-        // SAFETY: a plain call.
+        // SAFETY: kill takes no pointers; the process is the test's own, and handles SIGUSR1.
         unsafe { libc::kill(pid, libc::SIGUSR1) };
         tell.recv().unwrap();
         begun.catch_up();

@@ -134,7 +134,7 @@ fn a_job_ends_with_its_keeper() {
     drop(options);
     let mut lines = BufReader::new(output).lines();
     lines.next().unwrap().unwrap();
-    // SAFETY: a plain call; the keeper is a child that has not been waited for.
+    // SAFETY: kill takes no pointers; the keeper is a child that has not been waited for.
     unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
     // Its output ends when the last of its processes does.
     assert!(lines.take(50_000).count() < 50_000);
@@ -214,7 +214,7 @@ fn time_of(what: impl FnOnce()) -> Duration {
 
 fn kill(pid: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: plain calls, on a child that has not been waited for.
+    // SAFETY: the process is a child that has not been waited for; waitpid stores into a local.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
         assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
@@ -262,7 +262,7 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
     // Open to the end: a program that nobody reads ends by itself.
     let mut output = BufReader::new(output);
     let said: Vec<String> = output.by_ref().lines().take(20).map(Result::unwrap).collect();
-    // SAFETY: a plain call; the keeper is a child that has not been waited for.
+    // SAFETY: kill takes no pointers; the keeper is a child that has not been waited for.
     unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
     assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
     assert!(restarted.wait().is_err());
@@ -273,7 +273,8 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
 /// Captures the job, then stops itself, as SIGSTOP stops whoever writes an image, before anything
 /// of it is written.
 fn stopped_writer(pid: i32, image: &Path, ahead: Option<u64>) -> i32 {
-    // SAFETY: as in forked_supervisor().
+    // SAFETY: the C library's fork makes its own locks usable in the child, which uses nothing of
+    // this program's that another thread might hold.
     unsafe {
         let writer = libc::fork();
         if writer == 0 {
@@ -306,7 +307,7 @@ fn a_writer_that_is_stopped_holds_up_nobody() {
         let captured = before.len() + running.waiting("0123456789abcdef 1\n".len());
         before.extend(running.lines(captured + 40 - before.len()));
         let mut status = 0;
-        // SAFETY: plain calls, on a child that has not been waited for.
+        // SAFETY: the process is a child that has not been waited for; waitpid stores into a local.
         unsafe {
             libc::kill(writer, libc::SIGCONT);
             assert_eq!(libc::waitpid(writer, &mut status, 0), writer);
@@ -326,7 +327,7 @@ const FORBIDDEN: &str = "KEDGE_TEST_FORBIDDEN";
 #[test]
 fn forbidden_namespaces_are_named_with_the_setting() {
     let _alone = alone();
-    // SAFETY: plain calls.
+    // SAFETY: both calls take no arguments and only return numbers.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     if uid == 0 {
         // It needs none of users; `ordinary_users_are_no_worse_off` does the same.
@@ -341,7 +342,7 @@ fn forbidden_namespaces_are_named_with_the_setting() {
     let mut tests = Command::new(std::env::current_exe().unwrap());
     tests.args(["what_may_not_make_namespaces", "--exact", "--nocapture"]).env(FORBIDDEN, &image);
     let forbid = move || {
-        // SAFETY: a plain call, in a process of one thread.
+        // SAFETY: unshare takes no pointers; the process has one thread, as CLONE_NEWUSER asks.
         if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
@@ -398,7 +399,7 @@ fn a_clone_that_is_killed_fails_its_checkpoint_alone() {
     let captured = checkpoint(&roots, options).unwrap();
     let clones = clones();
     assert_eq!(clones.len(), 1, "{clones:?}");
-    // SAFETY: a plain call; this process traces the clone, so its id is its own.
+    // SAFETY: kill takes no pointers; this process traces the clone, so its id is its own.
     unsafe { libc::kill(clones[0], libc::SIGKILL) };
     captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap_err();
     assert!(Manifest::read(&image).is_err());
@@ -412,7 +413,7 @@ fn a_clone_that_is_killed_fails_its_checkpoint_alone() {
     let restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
     assert!(BufReader::new(output).lines().next().unwrap().unwrap()[..16] == first[0][..16]);
-    // SAFETY: as above.
+    // SAFETY: kill takes no pointers; the keeper is a child that has not been waited for.
     unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
     drop(restarted.wait());
     drop(restarted);
@@ -449,7 +450,8 @@ fn a_restart_that_is_killed_leaves_nothing() {
     });
     let mut cut_short = 0;
     for round in 0..30u64 {
-        // SAFETY: as in forked_supervisor.
+        // SAFETY: the C library's fork makes its own locks usable in the child, which uses nothing
+        // of this program's that another thread might hold, and ends by _exit.
         let restarter = unsafe {
             let restarter = libc::fork();
             if restarter == 0 {
@@ -467,7 +469,8 @@ fn a_restart_that_is_killed_leaves_nothing() {
         let all = descendants(restarter);
         if let Some(victim) = all.get(1 + round as usize % 2) {
             cut_short += 1;
-            // SAFETY: a plain call; it descends from a child that has not been waited for.
+            // SAFETY: kill takes no pointers; it descends from a child that has not been waited
+            // for.
             unsafe { libc::kill(*victim, libc::SIGKILL) };
         }
         let mut status = 0;

@@ -16,7 +16,7 @@ const APART: &str = "77 0 78 0 0";
 const FREE: &str = "0 0 78 0 0";
 
 fn is_root(name: &str) -> bool {
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
         needs_root(name, "only root may suspend and read filters");

@@ -95,7 +95,7 @@ fn it_is_shared_again_from_a_chain() {
 /// It comes to each process by itself, and is right.
 #[test]
 fn it_comes_back_later() {
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     if unsafe { libc::geteuid() } != 0 {
         // That is refused by name.
         return;

@@ -28,7 +28,7 @@ impl Pool {
     /// So many, and no more that anybody could use.
     fn of(pages: usize) -> Option<Pool> {
         let turn = alone();
-        // SAFETY: a plain call.
+        // SAFETY: geteuid takes no arguments and only returns a number.
         if unsafe { libc::geteuid() } != 0 {
             needs_root("huge pages", "only root sets some aside");
             return None;

@@ -333,7 +333,7 @@ fn a_program_that_maps_without_rest_can_move_its_memory() {
         begun.join().unwrap().unwrap();
     }
     let pid = running.child.id() as i32;
-    // SAFETY: a plain call; it has not been waited for.
+    // SAFETY: kill takes no pointers; the process is a child that has not been waited for.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     assert_eq!(running.lines_or_end(1), [""; 0]);
     kill(running, &[pid]);

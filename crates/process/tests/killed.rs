@@ -31,7 +31,7 @@ struct Killer {
 impl Killer {
     fn strike(&self, moment: Moment) {
         if moment == self.moment {
-            // SAFETY: a plain call; it is a process of the test's own.
+            // SAFETY: kill takes no pointers; it is a process of the test's own.
             unsafe { libc::kill(self.pid, libc::SIGKILL) };
         }
     }
@@ -128,7 +128,7 @@ fn a_copy_that_is_killed_fails_the_image_and_not_the_job() {
     for pid in &copies {
         let score = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
         assert_eq!(score.trim(), "1000", "the copy goes before the program");
-        // SAFETY: a plain call; it is a copy that this test has made.
+        // SAFETY: kill takes no pointers; it is a copy that this test has made.
         unsafe { libc::kill(*pid, libc::SIGKILL) };
     }
     let processes = captured.processes().to_vec();

@@ -10,7 +10,7 @@ use std::process::Command;
 use support::{Folder, Running, alone, bring_back_by, build, step};
 
 fn is_root() -> bool {
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     unsafe { libc::geteuid() == 0 }
 }
 

@@ -103,7 +103,7 @@ const PHASE: &str = "KEDGE_TEST_PHASE";
 
 /// As [`ranks_survive`], captured on a host with one address and restarted on one with another.
 fn ranks_move(name: &str, compiler: &str, launcher: &[&str]) {
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     if unsafe { libc::geteuid() } != 0 {
         return needs_root(name, "only root can make hosts of its own");
     }

@@ -152,7 +152,7 @@ fn what_is_overwritten_in_a_folder_of_somebody_else_s_is_kept() {
 }
 
 fn is_root() -> bool {
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     unsafe { libc::geteuid() == 0 }
 }
 

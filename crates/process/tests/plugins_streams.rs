@@ -32,7 +32,7 @@ fn program(stream: &OwnedFd) -> Ended {
     let copy = || stream.try_clone().unwrap();
     let mut command = Command::new("sleep");
     command.arg("60").stdin(copy()).stdout(copy()).stderr(copy());
-    // SAFETY: a plain call between fork and exec.
+    // SAFETY: between fork and exec the closure makes one system call, dup2, which takes numbers.
     unsafe {
         command.pre_exec(|| match libc::dup2(1, 10) {
             10 => Ok(()),

@@ -54,7 +54,7 @@ fn what_cannot_be_saved_is_named_and_the_job_goes_on() {
     let _alone = alone();
     let folder = Folder::new("refused");
     let program = build(&folder, "refused.c", &["-pthread", "-lrt"]);
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     let root = unsafe { libc::geteuid() } == 0;
     let of_users = REFUSED_OF_USERS.into_iter().filter(|_| !root);
     for (what, named) in REFUSED.into_iter().chain(of_users) {

@@ -11,7 +11,7 @@ const STRICT: &str = "0xef";
 
 fn comes_back(name: &str, arguments: &[&str]) {
     let _alone = alone();
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     if unsafe { libc::geteuid() } != 0 {
         return needs_root(name, "only root may set securebits");
     }

@@ -187,7 +187,7 @@ fn forked(lost: &Lost, moment: Option<Moment>, at: fn(Moment)) -> (i32, File) {
     let restarter = unsafe { libc::fork() };
     if restarter == 0 {
         let ended = restart(&options, |job| job.reap_all()).and_then(|restarted| restarted.wait());
-        // SAFETY: as above.
+        // SAFETY: _exit takes a number; no destructor of this copy of the process runs.
         unsafe { libc::_exit(i32::from(ended.is_err())) };
     }
     drop(pipe);
@@ -203,7 +203,7 @@ fn children(pid: i32) -> Vec<i32> {
 fn kill_all(restarter: i32) {
     let keepers = children(restarter);
     for pid in [restarter].into_iter().chain(keepers) {
-        // SAFETY: a plain call; the restarter is a child that has not been waited for.
+        // SAFETY: kill takes no pointers; the restarter is a child that has not been waited for.
         unsafe { libc::kill(pid, libc::SIGKILL) };
     }
     wait(restarter);
@@ -412,7 +412,8 @@ fn restarts_killed_at_random_moments_leave_all_old_or_all_restored() {
         } else {
             // The keeper alone: the restarter undoes.
             for keeper in children(restarter) {
-                // SAFETY: a plain call.
+                // SAFETY: kill takes no pointers; the keeper descends from the restarter, a child
+                // that has not been waited for.
                 unsafe { libc::kill(keeper, libc::SIGKILL) };
             }
             wait(restarter);
@@ -483,7 +484,7 @@ fn a_journal_that_is_not_the_user_s_own_is_not_followed() {
     fs::remove_file(&journal).unwrap();
     std::os::unix::fs::symlink(folder.path("other"), &journal).unwrap();
     refused("it is a link");
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     if unsafe { libc::geteuid() } == 0 {
         plant(0o600);
         std::os::unix::fs::chown(&journal, Some(1234), Some(1234)).unwrap();

@@ -69,7 +69,8 @@ fn seal() -> bool {
 
 /// Runs this program's other tests in a process that has sealed its vDSO.
 fn sealed(only: &str) {
-    // SAFETY: a plain call, which fails where there is no such call, and with other flags than 0.
+    // SAFETY: mseal of no bytes touches no memory; it fails where there is no such call, and with
+    // other flags than 0.
     let error = unsafe { libc::syscall(462, 0, 0, 1) };
     if error == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
         return left_out("mseal", "this kernel has none (Linux 6.10)");

@@ -331,7 +331,7 @@ impl Client {
     /// Ends the connection in good order: the proxy hears of it by the socket, as when a client
     /// exits, and is gone or does not care any more when this returns.
     pub fn end(self) {
-        // SAFETY: a plain call on a descriptor that we own.
+        // SAFETY: `self.socket` is open, and shutdown takes no pointer.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_WR) };
         let deadline = Deadline::after(Duration::from_secs(1));
         // A proxy that does not answer in time is left to find out.
@@ -367,7 +367,7 @@ impl Drop for Client {
 /// Where Yama restricts ptrace to ancestors, lets the proxy read this process's memory. Without
 /// Yama the call fails, and is not needed.
 fn allow_reading(proxy: u32) {
-    // SAFETY: a plain call; its only effect is the permission that its name says.
+    // SAFETY: PR_SET_PTRACER takes a number; its only effect is the permission that its name says.
     unsafe {
         libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(proxy), 0, 0, 0);
     }

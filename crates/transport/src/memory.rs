@@ -24,7 +24,7 @@ pub(crate) fn sealed_memfd(name: &CStr, len: u64) -> io::Result<OwnedFd> {
     }
     // SAFETY: memfd_create just returned this descriptor; nobody else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: plain calls on a descriptor that we own.
+    // SAFETY: `fd` is ours and open; the calls take numbers.
     let failed = unsafe {
         libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) != 0
             || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) != 0
@@ -34,7 +34,7 @@ pub(crate) fn sealed_memfd(name: &CStr, len: u64) -> io::Result<OwnedFd> {
 
 /// Refuses a descriptor from a peer unless it is a memfd of exactly `len` bytes, sealed.
 pub(crate) fn check_sealed(fd: BorrowedFd<'_>, len: u64) -> Result<(), SegmentError> {
-    // SAFETY: plain call on a live descriptor.
+    // SAFETY: `fd` is open while it is borrowed, and F_GET_SEALS takes no pointer.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & SEALS != SEALS {
         return Err(SegmentError::NotSealed);
@@ -65,7 +65,7 @@ pub(crate) struct Segment {
 // SAFETY: the mapping lives as long as the value, is not tied to a thread, and is only reached
 // through atomics.
 unsafe impl Send for Segment {}
-// SAFETY: as above.
+// SAFETY: what a shared reference reaches of the mapping is atomics alone.
 unsafe impl Sync for Segment {}
 
 impl Segment {
@@ -123,7 +123,8 @@ impl Segment {
 
     #[inline]
     pub(crate) fn ring(&self) -> &[AtomicU64; RING_WORDS] {
-        // SAFETY: as for `header`; the ring follows it at a page boundary.
+        // SAFETY: the ring follows the header at a page boundary, mapped while `self` lives, and is
+        // atomics alone, for which any content is valid.
         unsafe { self.base.add(HEADER_BYTES).cast().as_ref() }
     }
 }

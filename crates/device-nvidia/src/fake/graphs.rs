@@ -9,7 +9,7 @@ use std::ffi::c_uint;
 // that are live where the driver's must be.
 
 pub(super) unsafe extern "C" fn graph(out: *mut CUgraph, _: c_uint) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { out.write(CUgraph(with(Fake::id))) };
     OK
 }
@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn condition(
         known.push((default, flags != 0));
         known.len() as u64
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { out.write(number) };
     OK
 }
@@ -57,14 +57,14 @@ pub(super) unsafe extern "C" fn conditional(
     _: usize,
     params: *mut CUgraphNodeParams,
 ) -> u32 {
-    // SAFETY: see above; of a conditional node.
+    // SAFETY: the code under test passes live parameters, of a conditional node.
     let asked = unsafe { &mut (*params).value.conditional };
     asked.phGraph_out = with(|fake| {
         let bodies = (0..asked.size).map(|_| CUgraph(fake.id())).collect();
         fake.bodies.insert(asked.handle, bodies);
         fake.bodies.get_mut(&asked.handle).map_or(std::ptr::null_mut(), |all| all.as_mut_ptr())
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { out.write(node_of(graph)) };
     OK
 }
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn fill_node(
     _: *const CUDA_MEMSET_NODE_PARAMS_v1,
     _: CUcontext,
 ) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { out.write(node_of(graph)) };
     OK
 }
@@ -88,13 +88,13 @@ pub(super) unsafe extern "C" fn empty_node(
     _: *const CUgraphNode,
     _: usize,
 ) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { out.write(node_of(graph)) };
     OK
 }
 
 pub(super) unsafe extern "C" fn instantiate(out: *mut CUgraphExec, _: CUgraph, flags: u64) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { out.write(CUgraphExec(with(Fake::id))) };
     with(|fake| fake.instantiated = flags);
     OK

@@ -22,7 +22,7 @@ pub(super) unsafe extern "C" fn reserve(
         return OUT_OF_MEMORY;
     }
     with(|fake| fake.reserved.insert(at as u64, size));
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = at as u64 };
     OK
 }
@@ -45,7 +45,8 @@ pub(super) unsafe extern "C" fn create(
     if with(|fake| fake.used() + size as u64 > fake.memory) {
         return OUT_OF_MEMORY;
     }
-    // SAFETY: plain calls, on a descriptor of our own.
+    // SAFETY: the name is a C string, and the others act on the descriptor that the first has just
+    // made.
     let fd = unsafe {
         let fd = libc::memfd_create(c"fake".as_ptr(), 0);
         libc::ftruncate(fd, size as libc::off_t);
@@ -56,7 +57,7 @@ pub(super) unsafe extern "C" fn create(
         fake.created.insert(raw, (fd, size as u64));
         raw
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = raw };
     OK
 }
@@ -76,7 +77,8 @@ pub(super) unsafe extern "C" fn export(out: *mut c_void, raw: u64, _: c_uint, _:
 }
 
 pub(super) unsafe extern "C" fn import(out: *mut u64, fd: *mut c_void, _: c_uint) -> u32 {
-    // SAFETY: plain calls on the caller's descriptor; `stat` is plain data.
+    // SAFETY: the calls act on the caller's open descriptor and store into `stat`, a local for
+    // which zeros are a value.
     let (fd, size) = unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         let fd = libc::fcntl(fd as usize as c_int, libc::F_DUPFD_CLOEXEC, 0);
@@ -90,7 +92,7 @@ pub(super) unsafe extern "C" fn import(out: *mut u64, fd: *mut c_void, _: c_uint
         fake.created.insert(raw, (fd, size));
         raw
     });
-    // SAFETY: see above.
+    // SAFETY: the code under test passes a live place for what it asks for.
     unsafe { *out = raw };
     OK
 }
@@ -134,7 +136,7 @@ pub(super) unsafe extern "C" fn access(
 }
 
 pub(super) unsafe extern "C" fn info(free: *mut usize, total: *mut usize) -> u32 {
-    // SAFETY: see above.
+    // SAFETY: the code under test passes live places for both.
     with(|fake| unsafe {
         *free = fake.memory.saturating_sub(fake.used()) as usize;
         *total = fake.memory as usize;

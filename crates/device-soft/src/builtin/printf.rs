@@ -263,7 +263,8 @@ fn print(out: &mut Vec<u8>, format: &[u8], value: u64) {
 /// Appends a value by a format of one conversion of a double, and a NUL.
 fn print_float(out: &mut Vec<u8>, format: &[u8], value: f64) {
     append(out, |to, len| {
-        // SAFETY: as in `print`.
+        // SAFETY: `append` gives a buffer of `len` bytes, and the format, which ends with a NUL,
+        // has one conversion, which takes a double.
         unsafe { libc::snprintf(to, len, format.as_ptr().cast(), value) }
     });
 }

@@ -203,7 +203,9 @@ impl Marks {
         let fits = mapping.is_some() && offset < DEVICE_CLIENT_LEN;
         let bytes = if fits { bytes.min(DEVICE_CLIENT_LEN - offset) } else { 0 };
         let at = mapping.unwrap_or(0) as *const AtomicU64;
-        // SAFETY: as in `each`; offsets are multiples of the bytes that a word of marks is for.
+        // SAFETY: the mapping has a byte for each eight bytes of the client's part of a device's
+        // arena, in which the range lies, and lives as long as `self`; offsets are multiples of the
+        // bytes that a word of marks is for, so that each word is aligned.
         (0..bytes / WORD).map(move |word| unsafe { &*at.add((offset / WORD + word) as usize) })
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Array {
 // SAFETY: the storage is plain bytes that tasks reach through raw pointers, as device memory; their
 // order, or the lack of it, is the program's own.
 unsafe impl Send for Array {}
-// SAFETY: as above.
+// SAFETY: a shared reference leads to the same raw pointers, which tasks use as the program says.
 unsafe impl Sync for Array {}
 
 impl Array {

@@ -248,7 +248,8 @@ fn bytes_mut<'a>(addr: u64, len: usize) -> &'a mut [u8] {
 }
 
 fn bytes<'a>(addr: u64, len: usize) -> &'a [u8] {
-    // SAFETY: as `bytes_mut`.
+    // SAFETY: callers pass rows that `check` found inside of mapped memory of this process; any
+    // bytes are valid, and what writes them meanwhile is the program's own race.
     unsafe { std::slice::from_raw_parts(addr as *const u8, len) }
 }
 

@@ -63,7 +63,7 @@ pub(super) struct SharedEvent {
 
 // SAFETY: the mapping lives as long as the value, is tied to no thread, and holds atomics alone.
 unsafe impl Send for SharedEvent {}
-// SAFETY: as above.
+// SAFETY: only atomics of the mapping are reached through a shared reference.
 unsafe impl Sync for SharedEvent {}
 
 impl SharedEvent {

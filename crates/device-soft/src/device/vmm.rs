@@ -373,7 +373,8 @@ mod tests {
         }
         vmm.unmap(base, 2 * STEP).unwrap();
         vmm.map(id, base + 16 * STEP, 2 * STEP, 0).unwrap();
-        // SAFETY: as above; the unmapped range is anonymous memory.
+        // SAFETY: the handle was mapped again just now; the range that was unmapped is anonymous
+        // memory.
         unsafe {
             assert_eq!(word(base + 17 * STEP).read_volatile(), 42, "content outlives a mapping");
             assert_eq!(word(base + STEP).read_volatile(), 0, "nothing stays where it was");
@@ -394,7 +395,7 @@ mod tests {
         unsafe { word(base + 4096).write_volatile(41) };
         let written = vmm.written(0).unwrap();
         assert!(written.len() == 1 && written[0].1 <= 4096, "{written:?}");
-        // SAFETY: as above.
+        // SAFETY: the second step is of the same mapping.
         unsafe { word(base + STEP + 4096).write_volatile(42) };
         let written = vmm.written(2 * STEP).unwrap();
         let [(id, start, len)] = written[..] else { panic!("{written:?}") };
@@ -472,7 +473,7 @@ mod tests {
         }
         here.unmap(base, STEP).unwrap();
         assert_eq!(here.destroy(id), Ok(Some((0, STEP))));
-        // SAFETY: as above.
+        // SAFETY: the second address is still mapped.
         unsafe { assert_eq!(word(base + 8 * STEP).read_volatile(), 42, "the other's is its own") };
         there.unmap(base + 8 * STEP, STEP).unwrap();
         assert_eq!(there.destroy(id), Ok(None));

@@ -95,7 +95,8 @@ impl Pointers for Wide {
         if I::LEVEL == Level::Avx512 {
             use std::arch::x86_64::*;
             for part in 0..4 {
-                // SAFETY: as in `gather32`.
+                // SAFETY: the level says that there is AVX-512, the pointers are the caller's, and
+                // each store is of eight words of `out`.
                 unsafe {
                     let index = _mm512_loadu_si512(self.0.as_ptr().add(part * 8).cast());
                     let got = _mm512_i64gather_epi64::<1>(index, std::ptr::null());

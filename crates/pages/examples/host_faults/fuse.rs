@@ -64,7 +64,7 @@ fn mounted(device: &Arc<File>, folder: &std::path::Path) -> io::Result<File> {
         serve(&server)
     });
     let file = OpenOptions::new().read(true).write(true).open(folder.join("pages"));
-    // SAFETY: as above.
+    // SAFETY: `target` is a C string that lives until the call returns.
     unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
     file
 }

@@ -28,7 +28,7 @@ struct Ahead {
 
 // SAFETY: the mappings live until the process ends, and are only reached by raw accesses.
 unsafe impl Sync for Memory {}
-// SAFETY: as above.
+// SAFETY: the mappings live until the process ends, and are tied to no thread.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -61,7 +61,7 @@ impl Memory {
     }
 
     pub(crate) fn touch(&self, page: usize) {
-        // SAFETY: as in `check`.
+        // SAFETY: `page` is one of the view's (`at`), whose faults are served.
         unsafe { self.at(page).read_volatile() };
     }
 

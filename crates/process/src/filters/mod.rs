@@ -234,7 +234,8 @@ fn may_suspend() -> bool {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let follows = parent.follow().is_ok();
-        // SAFETY: plain calls; no destructor runs.
+        // SAFETY: between fork and _exit the child makes system calls alone, and no destructor
+        // runs.
         unsafe {
             if !follows {
                 libc::_exit(1);

@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(listener.take(), BTreeMap::new());
         drop(listener);
         advise(3, libc::MADV_REMOVE);
-        // SAFETY: see above.
+        // SAFETY: the mapping is the test's own, and nothing uses it after this.
         unsafe { assert_eq!(libc::munmap(at, PAGES * PAGE), 0) };
     }
 

@@ -125,8 +125,8 @@ pub(crate) fn taken(pid: libc::pid_t, fd: RawFd) -> Result<OwnedFd, EngineError>
         // SAFETY: what these calls return is a new descriptor, which is nobody else's.
         Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
     };
-    // SAFETY: plain calls.
+    // SAFETY: pidfd_open takes two numbers.
     let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: as above.
+    // SAFETY: `process` is open, and pidfd_getfd takes numbers.
     own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })
 }

@@ -142,7 +142,7 @@ impl Scenario {
 
     pub(crate) fn signal(&self, signal: i32) {
         for pid in &self.pids {
-            // SAFETY: a plain call, to processes that this test has started.
+            // SAFETY: kill takes no pointers; the processes are those that this test has started.
             unsafe { libc::kill(*pid, signal) };
         }
     }

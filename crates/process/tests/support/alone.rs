@@ -25,7 +25,8 @@ pub fn alone() -> Alone {
 /// The same for a test that may take so long in each round.
 pub fn alone_for(limit: Duration) -> Alone {
     static ALONE: Mutex<()> = Mutex::new(());
-    // SAFETY: a plain call. Clones become this process's, as they become the supervisor's.
+    // SAFETY: PR_SET_CHILD_SUBREAPER takes a number. Clones become this process's, as they become
+    // the supervisor's.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
     let turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (ended, end) = channel::<()>();
@@ -93,7 +94,7 @@ fn children(pid: i32) -> Vec<i32> {
 
 fn kill(pids: &[i32]) {
     for pid in pids {
-        // SAFETY: a plain call, to processes of this test.
+        // SAFETY: kill takes no pointers; the processes are of this test.
         unsafe { libc::kill(*pid, libc::SIGKILL) };
     }
 }

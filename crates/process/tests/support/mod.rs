@@ -58,7 +58,8 @@ impl Running {
     pub fn start(command: &mut Command) -> Running {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         // What the test's own parent has left open is none of the program's.
-        // SAFETY: a plain system call between fork and exec.
+        // SAFETY: between fork and exec the closure makes one system call, close_range, which takes
+        // numbers.
         unsafe {
             command.pre_exec(|| {
                 libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
@@ -69,7 +70,8 @@ impl Running {
         let output = child.stdout.take().unwrap();
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&output);
         // However long a capture takes, the program waits for who reads it, and does not get to its
-        // end. SAFETY: a plain call.
+        // end.
+        // SAFETY: `pipe` is open as long as `output` is, and F_SETPIPE_SZ takes a number.
         assert!(unsafe { libc::fcntl(pipe, libc::F_SETPIPE_SZ, 4096) } >= 4096);
         Running { child, output: BufReader::with_capacity(128, output) }
     }
@@ -103,7 +105,8 @@ impl Running {
         let processes = captured.processes().to_vec();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
         for pid in &processes {
-            // SAFETY: a plain call.
+            // SAFETY: kill takes no pointers; the processes descend from a child that has not been
+            // waited for.
             unsafe { libc::kill(*pid, libc::SIGKILL) };
         }
         self.child.wait().unwrap();
@@ -139,7 +142,8 @@ pub fn capture_by(options: Options) -> Manifest {
 /// Ends the processes and waits for them.
 pub fn kill(mut running: Running, processes: &[i32]) {
     for pid in processes {
-        // SAFETY: a plain call.
+        // SAFETY: kill takes no pointers; the processes descend from a child that has not been
+        // waited for.
         unsafe { libc::kill(*pid, libc::SIGKILL) };
     }
     running.child.wait().unwrap();
@@ -233,7 +237,8 @@ impl Deadline {
         std::thread::spawn(move || {
             let late = std::sync::mpsc::RecvTimeoutError::Timeout;
             if receiver.recv_timeout(Duration::from_secs(150)) == Err(late) {
-                // SAFETY: a plain call; the keeper is a child that has not been waited for.
+                // SAFETY: kill takes no pointers; the keeper is a child that has not been waited
+                // for.
                 unsafe { libc::kill(keeper, libc::SIGKILL) };
             }
         });
@@ -241,7 +246,7 @@ impl Deadline {
     }
 
     fn end_now(&self) {
-        // SAFETY: as above.
+        // SAFETY: kill takes no pointers; the keeper is a child that has not been waited for.
         unsafe { libc::kill(self.keeper, libc::SIGKILL) };
     }
 }

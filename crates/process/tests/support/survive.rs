@@ -120,7 +120,7 @@ pub fn captured_again(name: &str, source: &str) {
 /// What works for root works for an ordinary user: runs this program's other tests again in
 /// processes of one.
 pub fn as_an_ordinary_user() {
-    // SAFETY: a plain call.
+    // SAFETY: geteuid takes no arguments and only returns a number.
     if unsafe { libc::geteuid() } != 0 {
         return;
     }

@@ -244,7 +244,8 @@ unsafe fn put_block<const N: usize>(
 unsafe fn take_block<const N: usize>(rows: &[[f32; N]; 8], column: usize) -> [[f32; WARP]; 2] {
     assert!(column + 8 <= N);
     let mut out = [[0.0; WARP]; 2];
-    // SAFETY: as in `put_block`.
+    // SAFETY: the caller has AVX-512; each load is of eight elements at a column that has as many
+    // behind it.
     unsafe {
         for half in 0..2 {
             let two = |row: usize| {

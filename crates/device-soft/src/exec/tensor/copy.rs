@@ -127,7 +127,7 @@ impl Tile {
     unsafe fn read(&self, bytes: u64) -> Vec<u8> {
         let mut linear = vec![0; bytes as usize];
         for (index, chunk) in linear.as_chunks_mut::<CHUNK>().0.iter_mut().enumerate() {
-            // SAFETY: as in `write`.
+            // SAFETY: a chunk of the tile stays inside of its lines, which were resolved.
             *chunk = unsafe { self.chunk(index).read() };
         }
         linear

@@ -110,7 +110,7 @@ impl Op for Replace {
                 let what = format!("no tensor map, or no {field:?} of {value:#x}");
                 return warp.fault(inst, lane, FaultKind::IllegalInstruction, Some(addr), what);
             };
-            // SAFETY: as above.
+            // SAFETY: `resolve` checked that many bytes.
             unsafe { memory.write(changed.encode()) };
         }
         Flow::Next

@@ -171,7 +171,8 @@ impl Op for Store {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let access = Access::decode(inst.aux);
-        // SAFETY: as in `Load`.
+        // SAFETY: the operands are as the selector listed them; `addresses` gives addresses of
+        // `access.bytes()` bytes inside the view's memory, or 0.
         unsafe {
             let slots = slots(warp, inst, access.count + 1 + access.vector);
             let found = match addresses(warp, inst, mask, &access, slots) {
