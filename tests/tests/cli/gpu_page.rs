@@ -161,3 +161,17 @@ fn the_page_of_this_checkout_is_what_its_results_say() {
     let checked = script("gpu-report", &["--check"]);
     assert!(checked.status.success(), "{}", said(&checked));
 }
+
+#[test]
+fn the_plots_of_this_checkout_are_what_its_figures_say() {
+    let checked = script("plots", &["--check"]);
+    assert!(checked.status.success(), "{}", said(&checked));
+    let world = World::new("gpplots");
+    let folder = world.0.display().to_string();
+    let stale = script("plots", &["--check", "--plots", &folder]);
+    assert!(!stale.status.success() && said(&stale).contains("pause.svg"), "{}", said(&stale));
+    let drawn = script("plots", &["--plots", &folder]);
+    assert!(drawn.status.success(), "{}", said(&drawn));
+    let again = script("plots", &["--check", "--plots", &folder]);
+    assert!(again.status.success(), "{}", said(&again));
+}
