@@ -52,7 +52,8 @@ wire! {
         Forget = 6 {},
         /// What other processes may have, too → `Shares`. Gated, as are the next two.
         Shares = 14 {},
-        /// Something of another process's, which has it no more, becomes this client's → `Adopted`.
+        /// Makes this client the owner of memory or of an event that it had opened from another
+        /// process, which has given it up → `Adopted`.
         Adopt = 15 { what: What },
         /// Where a restart finds what is another's → `Yes`. For the next capture.
         Bind = 16 { borrows: List<Bond, MAX_SHARES> },
