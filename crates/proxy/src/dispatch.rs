@@ -478,7 +478,8 @@ impl Dispatcher {
         if same { Ok(()) } else { Err(CuError::INVALID_HANDLE) }
     }
 
-    /// Something of another process's, which has it no more, becomes this client's own: its name.
+    /// Makes this client the owner of memory or of an event that it had opened from another
+    /// process, which has given it up, and returns its name.
     pub(crate) fn adopt(&mut self, what: What) -> Result<PeerName, SnapshotError> {
         let mapped = match what {
             What::Handle { handle } => self.record.mapped_bytes(handle),

@@ -50,7 +50,8 @@ pub(crate) trait Executor: Send {
     /// Returns what other processes may have too; what is this client's has a name from now on.
     fn shares(&mut self) -> Result<Shares, SnapshotError>;
 
-    /// Makes something of another process's, which has it no more, this client's: its name.
+    /// Makes this client the owner of memory or of an event that it had opened from another
+    /// process, which has given it up, and returns its name.
     fn adopt(&mut self, what: What) -> Result<PeerName, SnapshotError>;
 
     /// Takes where a restart will find what is another's, for the next capture.

@@ -290,8 +290,9 @@ impl Sharing {
         self.released.iter().copied().collect()
     }
 
-    /// Something of another process's, which has it no more, becomes this client's own: its name,
-    /// and the context of an event, or device and bytes of memory.
+    /// Makes this client the owner of memory or of an event that it had opened from another
+    /// process, which has given it up. Returns its name, and an event's context, or the device and
+    /// bytes of memory.
     pub(crate) fn adopt(
         &mut self,
         what: What,

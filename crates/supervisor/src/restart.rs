@@ -113,7 +113,7 @@ impl RestartSpec {
 /// A job that goes back, as the process before this one has left it.
 #[derive(Debug, Clone)]
 pub struct Back {
-    /// For so manyth time.
+    /// How many times the job has gone back, this time counted.
     pub(crate) used: u32,
     /// The lock of its folder: a descriptor.
     pub(crate) lock: RawFd,
