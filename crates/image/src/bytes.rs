@@ -146,7 +146,7 @@ impl Here {
     }
 }
 
-/// Whether the file lies in memory.
+/// Returns whether the file lies in memory.
 pub(crate) fn is_tmpfs(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
 }

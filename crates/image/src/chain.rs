@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Longest chain of images that is followed, in images.
 const MAX_CHAIN_LEN: usize = 10_000;
 
-/// The image in `folder` and those that it builds on, itself first. Each parent is the one that its
-/// child was written for; to root, all must be one user's.
+/// Returns the image in `folder` and those that it builds on, itself first. Each parent is the one
+/// that its child was written for; to root, all must be one user's.
 pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
     let first = match Folder::open(folder) {
         Err(error) if error.is_missing() => {
@@ -50,18 +50,18 @@ pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
     Ok(chain)
 }
 
-/// The name of the file of the same image that `name` builds on, if the image has one: memory that
-/// was written while the program still ran. What it wrote later is in `name`.
+/// Returns the name of the file of the same image that `name` builds on, if the image has one:
+/// memory that was written while the program still ran. What it wrote later is in `name`.
 pub fn ahead_of(name: &str) -> String {
     format!("{}{AHEAD}", name.strip_suffix(KIMG).unwrap_or(name))
 }
 
-/// The name of the file that has the memory of the process `pid`.
+/// Returns the name of the file that has the memory of the process `pid`.
 pub fn process_file(pid: i32) -> String {
     format!("{pid}{KIMG}")
 }
 
-/// Whether that is such a file's name.
+/// Returns whether that is such a file's name.
 pub(crate) fn is_ahead(name: &str) -> bool {
     name.ends_with(AHEAD)
 }
@@ -78,7 +78,7 @@ impl Opened {
     /// Most files that are kept open: each holds a descriptor.
     const MAX_OPEN: usize = 32;
 
-    /// The file of the image in `folder` that `entry` describes.
+    /// Returns the file of the image in `folder` that `entry` describes.
     fn file(&self, folder: &Folder, entry: &FileEntry) -> Result<Arc<ImageFile>, ImageError> {
         let path = folder.path().join(&entry.name);
         let mut recent = self.recent();
@@ -132,7 +132,7 @@ impl Layers {
         Layers::open_among(chain, name, &Opened::default())
     }
 
-    /// The same; those that were `opened`, all of this chain, are not opened once more.
+    /// Opens the same; those that were `opened`, all of this chain, are not opened once more.
     pub fn open_among(
         chain: &[(Folder, Manifest)],
         name: &str,
@@ -204,7 +204,7 @@ impl Layers {
         Ok(())
     }
 
-    /// What another process stores of `parts`, which `extent` refers to.
+    /// Returns what another process stores of `parts`, which `extent` refers to.
     fn stored(&self, layer: usize, extent: &Extent, parts: &[(u64, u64)]) -> Vec<Source> {
         let other = extent.process().and_then(|pid| self.others.get(&(layer, pid)));
         let Some(other) = other.copied() else { return Vec::new() };
@@ -238,8 +238,8 @@ impl Layers {
         }
     }
 
-    /// The file behind a descriptor of this process, which `entry` describes and which builds on no
-    /// other.
+    /// Returns the file behind a descriptor of this process, which `entry` describes and which
+    /// builds on no other.
     pub fn of_descriptor(fd: BorrowedFd<'_>, entry: &FileEntry) -> Result<Layers, ImageError> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let file = ImageFile::open(&path, Some(entry))?;
@@ -249,8 +249,8 @@ impl Layers {
         Ok(Layers::of(vec![file]))
     }
 
-    /// Files that lie elsewhere, the newest first: each builds on the next, as those of
-    /// [`Layers::own`] do.
+    /// Returns the layers of files that lie elsewhere, the newest first: each builds on the next,
+    /// as those of [`Layers::own`] do.
     ///
     /// # Errors
     /// There is none, or one of them needs a file that is not among them.
@@ -280,7 +280,7 @@ impl Layers {
         &self.files[layer]
     }
 
-    /// All that there is of the memory of `object`: of each page the newest, and each once.
+    /// Returns all that there is of the memory of `object`: of each page the newest, and each once.
     pub fn sources(&self, object: u64) -> Vec<Source> {
         let (mut sources, mut others) = (Vec::new(), BTreeMap::new());
         let mut wanted = vec![(0, u64::MAX)];
@@ -307,7 +307,7 @@ impl Layers {
 }
 
 impl Source {
-    /// Bytes that count.
+    /// Returns the bytes that count.
     fn len(&self) -> u64 {
         self.parts.iter().map(|(start, end)| end - start).sum()
     }
@@ -334,7 +334,7 @@ fn builds_on_another(file: &ImageFile) -> bool {
     file.memory().any(|extent| extent.codec == Codec::Parent)
 }
 
-/// Whether some of its memory is in another file, of this or of another image.
+/// Returns whether some of its memory is in another file, of this or of another image.
 fn needs_another(file: &ImageFile) -> bool {
     file.memory().any(|extent| matches!(extent.codec, Codec::Parent | Codec::Process))
 }
@@ -343,8 +343,8 @@ fn is_ahead_of(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(is_ahead)
 }
 
-/// What `extent` has of the ranges in `wanted`, which are in order; those that end before it are
-/// taken out.
+/// Returns what `extent` has of the ranges in `wanted`, which are in order; those that end before
+/// it are taken out.
 fn overlap(
     wanted: &mut std::iter::Peekable<impl Iterator<Item = (u64, u64)> + Clone>,
     extent: &Extent,
@@ -400,7 +400,7 @@ mod tests {
             writer.finish().unwrap()
         }
 
-        /// What fills each page.
+        /// Returns what fills each page.
         fn restored(&self, name: &str) -> Vec<(u64, u8)> {
             let layers = Layers::open(&chain(&self.0.join(name)).unwrap(), "9.kimg").unwrap();
             let mut pages = Vec::new();

@@ -35,7 +35,7 @@ impl Codec {
         CODECS.iter().position(|codec| *codec == self).unwrap_or(0) as u8
     }
 
-    /// Whether nothing is stored of such an extent.
+    /// Returns whether nothing is stored of such an extent.
     pub fn is_empty(self) -> bool {
         matches!(self, Codec::Zero | Codec::Parent | Codec::Process)
     }
@@ -97,7 +97,7 @@ pub struct Encoded<'a> {
 }
 
 impl Encoded<'_> {
-    /// What is as in the image that is built on.
+    /// Returns what is as in the image that is built on.
     pub fn parent() -> Encoded<'static> {
         Encoded { codec: Codec::Parent, bytes: (&[][..]).into() }
     }
@@ -132,7 +132,7 @@ fn gzip(bytes: &[u8]) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// How many bytes there were.
+/// Returns how many bytes there were.
 fn gunzip(stored: &[u8], decoded: &mut [u8]) -> io::Result<usize> {
     let mut decoder = GzDecoder::new(stored);
     decoder.read_exact(decoded)?;

@@ -15,13 +15,13 @@ use std::sync::{Mutex, PoisonError};
 pub struct PageBuffer(Vec<u8>);
 
 impl PageBuffer {
-    /// One that has `room` bytes and has them in memory.
+    /// Makes a buffer that has `room` bytes and has them in memory.
     pub fn touched(room: usize) -> PageBuffer {
         // Other than zero: fresh zeros are not in memory before they are used.
         PageBuffer(vec![1; room.saturating_add(PAGE as usize)])
     }
 
-    /// One that has at least `room` bytes, out of `spare` if there is such a one.
+    /// Makes a buffer of at least `room` bytes, out of `spare` if there is such a one.
     pub fn out_of(spare: &Spare, room: usize) -> PageBuffer {
         let mut spare = spare.0.lock().unwrap_or_else(PoisonError::into_inner);
         // In order, the smallest first.
@@ -29,12 +29,12 @@ impl PageBuffer {
         if first < spare.len() { spare.remove(first) } else { PageBuffer::default() }
     }
 
-    /// How many bytes it gives without growing.
+    /// Returns how many bytes it gives without growing.
     pub fn room(&self) -> usize {
         self.0.len().saturating_sub(PAGE as usize)
     }
 
-    /// `len` bytes, whose contents are what was there before.
+    /// Lends `len` bytes, whose contents are what was there before.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         let room = len.saturating_add(PAGE as usize);
         if self.0.len() < room {
@@ -77,18 +77,19 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    /// File systems that cannot write directly get their pages through the cache.
+    /// Opens the file for direct writing; file systems that cannot write directly get their pages
+    /// through the cache.
     pub(crate) fn open(path: &Path) -> Direct {
         let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok();
         Direct { file, refused: AtomicBool::new(false) }
     }
 
-    /// Of a file that is no disk's.
+    /// Returns what writes nothing directly, for a file that is no disk's.
     pub(crate) fn none() -> Direct {
         Direct { file: None, refused: AtomicBool::new(false) }
     }
 
-    /// Whether `bytes` were written; `false` where they cannot be written directly.
+    /// Writes `bytes`, and returns whether it did; `false` where they cannot be written directly.
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
         let whole = |n: u64| n.is_multiple_of(PAGE);
         let fits = whole(offset) && whole(bytes.len() as u64) && whole(bytes.as_ptr() as u64);

@@ -43,7 +43,7 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    /// Whether what was looked for is not there.
+    /// Returns whether what was looked for is not there.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, ImageError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

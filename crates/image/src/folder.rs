@@ -34,7 +34,7 @@ impl Folder {
         Folder::open_at(rustix::fs::CWD, path, path.to_owned())
     }
 
-    /// The folder of the image that this one builds on.
+    /// Returns the folder of the image that this one builds on.
     pub(crate) fn parent(&self, parent: &Parent) -> Result<Folder, ImageError> {
         // From the folder of its whole, a part is one further down.
         let up = if parent.whole.is_some() { "../.." } else { ".." };
@@ -48,7 +48,7 @@ impl Folder {
         Folder::open_at(self.fd.as_fd(), &Path::new(up).join(&place), path)
     }
 
-    /// The folder `name` in this one: an image that is a part of it.
+    /// Returns the folder `name` in this one: an image that is a part of it.
     pub(crate) fn inside(&self, name: &str) -> Result<Folder, ImageError> {
         Folder::open_at(self.fd.as_fd(), Path::new(name), self.path.join(name))
     }
@@ -73,18 +73,18 @@ impl Folder {
         &self.path
     }
 
-    /// Where it lies now, without links.
+    /// Returns where it lies now, without links.
     pub fn real(&self) -> Result<PathBuf, ImageError> {
         let link = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         std::fs::read_link(link).map_err(ImageError::io(&self.path))
     }
 
-    /// The user whose folder it is.
+    /// Returns the user whose folder it is.
     pub fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// Whether the caller may do with his own rights what is in it: anybody may, but root only
+    /// Checks that the caller may do with his own rights what is in it: anybody may, but root only
     /// where it is his.
     pub fn is_believed(&self) -> Result<(), ImageError> {
         if !is_root() || self.owner == 0 {
@@ -95,8 +95,8 @@ impl Folder {
         Err(ImageError::Untrusted { path: self.path.clone(), why })
     }
 
-    /// Whether it is the user's who has `whole`; asked by root only, who is to believe what is in
-    /// both.
+    /// Checks that it is the user's who has `whole`; asked by root only, who is to believe what is
+    /// in both.
     pub(crate) fn is_of(&self, whole: &Folder) -> Result<(), ImageError> {
         let (own, other) = (self.now()?.st_uid, whole.now()?.st_uid);
         if !is_root() || own == other {
@@ -106,7 +106,7 @@ impl Folder {
         Err(ImageError::Untrusted { path: self.path.clone(), why })
     }
 
-    /// As it is now, and as this process sees it: user namespaces have numbers of their own.
+    /// Returns whose it is now, as this process sees it: user namespaces have numbers of their own.
     fn now(&self) -> Result<Stat, ImageError> {
         fstat(&self.fd).map_err(|error| ImageError::io(&self.path)(error.into()))
     }
@@ -150,7 +150,7 @@ pub(crate) fn open_regular(path: &Path) -> Result<File, ImageError> {
     Ok(regular(rustix::fs::CWD, path, path)?.0)
 }
 
-/// Nothing that is no file is waited for, or does anything because it is opened.
+/// Opens a regular file. Nothing else is waited for, or does anything because it is opened.
 fn regular(from: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<(File, Stat), ImageError> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     // What is held in memory has its name in /proc, which is a link of the kernel's.
@@ -169,8 +169,8 @@ fn regular(from: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<(File, Stat
 
 const NOT_REGULAR: &str = "it is no regular file";
 
-/// Whether this process is root, and not an ordinary user who sees himself as root in a user
-/// namespace.
+/// Returns whether this process is root, and not an ordinary user who sees himself as root in a
+/// user namespace.
 fn is_root() -> bool {
     let denied =
         || std::fs::read("/proc/self/setgroups").is_ok_and(|text| text.starts_with(b"deny"));
@@ -228,7 +228,7 @@ mod tests {
 
     struct Scratch(PathBuf);
     impl Scratch {
-        /// A folder with the image `j-1`.
+        /// Returns a folder with the image `j-1`.
         fn new(name: &str) -> Scratch {
             let path = std::env::temp_dir().join(format!("kfolder-{name}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&path);

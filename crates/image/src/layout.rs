@@ -77,7 +77,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Extent {
-    /// The address behind it.
+    /// Returns the address behind it.
     pub(crate) fn end(&self) -> u64 {
         self.address.saturating_add(self.decoded)
     }
@@ -97,7 +97,7 @@ impl Extent {
         bytes
     }
 
-    /// The extent in `record`, whose payload must lie between the header and `limit`.
+    /// Decodes the extent in `record`, whose payload must lie between the header and `limit`.
     pub(crate) fn decode(record: &[u8; RECORD], limit: u64) -> Result<Extent, &'static str> {
         let kind = match record[0] {
             0 => Kind::Memory,
@@ -144,7 +144,7 @@ impl Extent {
         }
     }
 
-    /// Whether it can be a process's memory that another process has as well.
+    /// Returns whether it can be a process's memory that another process has as well.
     fn is_of_process(&self) -> bool {
         let number = i32::try_from(self.checksum).is_ok_and(|number| number > 0);
         self.kind == Kind::Memory && self.object == 0 && number
@@ -181,7 +181,7 @@ pub(crate) fn header() -> [u8; HEADER as usize] {
     bytes
 }
 
-/// The version in a header; `None` if it is none.
+/// Returns the version in a header; `None` if it is none.
 pub(crate) fn header_version(bytes: &[u8; HEADER as usize]) -> Option<u32> {
     (bytes[..8] == *MAGIC && u32_at(bytes, 12) == 0).then(|| u32_at(bytes, 8))
 }
@@ -207,7 +207,7 @@ impl Footer {
         bytes
     }
 
-    /// The footer of a file of `length` bytes.
+    /// Decodes the footer of a file of `length` bytes.
     pub(crate) fn decode(
         bytes: &[u8; FOOTER as usize],
         length: u64,

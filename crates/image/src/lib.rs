@@ -48,14 +48,14 @@ pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, ret
 pub use verify::{Verified, verify, verify_telling, verify_written};
 pub use write::{ImageWriter, Meter, Packer};
 
-/// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not
+/// Returns the checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not
 /// authenticate: an image is as trustworthy as the folder that it lies in.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// What the page `bytes` at `address` is known by: XXH3, 128 bits. Two pages at one address that
-/// have the same are taken for equal.
+/// Returns what the page `bytes` at `address` is known by: XXH3, 128 bits. Two pages at one address
+/// that have the same are taken for equal.
 pub fn page_sum(address: u64, bytes: &[u8]) -> u128 {
     xxhash_rust::xxh3::xxh3_128_with_seed(bytes, address)
 }

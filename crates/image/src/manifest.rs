@@ -120,7 +120,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Where it lies, from the folder in which the first of both is.
+    /// Returns where it lies, from the folder in which the first of both is.
     pub fn place(&self) -> PathBuf {
         self.whole.as_deref().map(Path::new).unwrap_or(Path::new("")).join(&self.name)
     }
@@ -138,19 +138,19 @@ pub struct Part {
 }
 
 impl Part {
-    /// The finished image in the folder `name`, whose manifest that is.
+    /// Describes the finished image in the folder `name`, whose manifest that is.
     pub fn of(name: &str, manifest: &Manifest) -> Part {
         let (checksum, bytes) = (manifest.identity(), manifest.bytes());
         let processes = manifest.processes.len();
         Part { name: name.to_owned(), checksum, processes, bytes }
     }
 
-    /// Its folder, in that of the whole, if what is there is the image that was meant.
+    /// Returns its folder, in that of the whole, if what is there is the image that was meant.
     pub fn check(&self, whole: &Path) -> Result<PathBuf, ImageError> {
         Ok(self.open(&Folder::open(whole)?)?.path().to_owned())
     }
 
-    /// The same, opened, with root's demand that one user has the whole and its parts.
+    /// Opens the same, with root's demand that one user has the whole and its parts.
     pub fn open(&self, whole: &Folder) -> Result<Folder, ImageError> {
         let folder = whole.inside(&self.name)?;
         folder.is_of(whole)?;
@@ -208,7 +208,7 @@ impl Manifest {
         written().map_err(ImageError::io(&path))
     }
 
-    /// The manifest of the image in `folder`, checked.
+    /// Reads the manifest of the image in `folder`, and checks it.
     pub fn read(folder: &Path) -> Result<Manifest, ImageError> {
         match Folder::open(folder) {
             Err(error) if error.is_missing() => {
@@ -218,12 +218,12 @@ impl Manifest {
         }
     }
 
-    /// The same of a folder that is open.
+    /// Reads the same of a folder that is open.
     pub fn of(folder: &Folder) -> Result<Manifest, ImageError> {
         Manifest::read_by(folder, |file| Ok(Bytes::cached(file)))
     }
 
-    /// The same, of what is on the device.
+    /// Reads the same, of what is on the device.
     pub(crate) fn on_device(folder: &Folder) -> Result<Manifest, ImageError> {
         Manifest::read_by(folder, Bytes::on_device)
     }
@@ -278,29 +278,29 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Of the image in `folder`, which this is: what another that builds on it keeps of it.
+    /// Returns what another image that builds on this one, in `folder`, keeps of it.
     pub fn as_parent(&self, folder: &Path) -> Option<Parent> {
         let name = folder.file_name()?.to_str()?.to_owned();
         Some(Parent { name, whole: None, checksum: self.identity })
     }
 
-    /// The checksum of the text that was written or read; it pins all that the image has.
+    /// Returns the checksum of the text that was written or read; it pins all that the image has.
     pub fn identity(&self) -> u64 {
         self.identity
     }
 
-    /// The entry of the file `name`.
+    /// Returns the entry of the file `name`.
     pub fn file(&self, name: &str) -> Option<&FileEntry> {
         self.files.iter().find(|file| file.name == name)
     }
 
-    /// Bytes of all files.
+    /// Returns the bytes of all files.
     pub fn bytes(&self) -> u64 {
         let files = self.files.iter().map(|file| file.bytes);
         files.chain(self.parts.iter().map(|part| part.bytes)).fold(0, u64::saturating_add)
     }
 
-    /// How many processes it has, those of its parts among them.
+    /// Returns how many processes it has, those of its parts among them.
     pub fn process_count(&self) -> usize {
         let parts = self.parts.iter().map(|part| part.processes);
         parts.fold(self.processes.len(), usize::saturating_add)
@@ -338,7 +338,7 @@ pub(crate) fn age(path: &Path, manifest: &Manifest) -> (u64, Option<u32>, PathBu
     (manifest.captured, number(path, &manifest.job), path.to_owned())
 }
 
-/// The finished images in `parent`, the newest first.
+/// Returns the finished images in `parent`, the newest first.
 pub fn list(parent: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
     let mut images: Vec<_> = folders(parent)?
         .into_iter()
@@ -348,7 +348,7 @@ pub fn list(parent: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
     Ok(images)
 }
 
-/// `path` if it is an image, else the newest one in it.
+/// Returns `path` if it is an image, else the newest one in it.
 pub fn newest(path: &Path) -> Result<(PathBuf, Manifest), ImageError> {
     match Manifest::read(path) {
         Ok(manifest) => Ok((path.to_owned(), manifest)),

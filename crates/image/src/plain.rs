@@ -12,12 +12,13 @@ use xxhash_rust::xxh3::Xxh3Default;
 const CHUNK: usize = 1 << 20;
 
 impl FileEntry {
-    /// Whether it is kept as it is, and not as a `.kimg` file.
+    /// Returns whether it is kept as it is, and not as a `.kimg` file.
     pub fn is_plain(&self) -> bool {
         !self.name.ends_with(".kimg")
     }
 
-    /// The entry of the finished file `name` in `folder`, which is on the disk when this returns.
+    /// Returns the entry of the finished file `name` in `folder`, which is on the disk when this
+    /// returns.
     pub fn plain(folder: &Path, name: &str) -> Result<FileEntry, ImageError> {
         let path = folder.join(name);
         let file = open_regular(&path)?;
@@ -27,13 +28,13 @@ impl FileEntry {
         Ok(FileEntry { name: name.to_owned(), bytes, checksum })
     }
 
-    /// Whether the plain file in `folder` is still the one that this describes.
+    /// Checks that the plain file in `folder` is still the one that this describes.
     pub fn verify_plain(&self, folder: &Folder) -> Result<(), ImageError> {
         let file = Bytes::cached(folder.file(&self.name)?);
         self.verify_bytes(&file, folder.path().join(&self.name))
     }
 
-    /// The same of what is on the device.
+    /// Checks the same of what is on the device.
     pub(crate) fn verify_on_device(&self, folder: &Folder) -> Result<ReadFrom, ImageError> {
         let path = folder.path().join(&self.name);
         let file = Bytes::on_device(folder.file(&self.name)?).map_err(ImageError::io(&path))?;
@@ -54,7 +55,7 @@ impl FileEntry {
     }
 }
 
-/// Length and checksum.
+/// Returns length and checksum.
 fn sum(file: &Bytes, path: &Path) -> Result<(u64, u64), ImageError> {
     let total = file.length().map_err(ImageError::io(path))?;
     let mut hasher = Xxh3Default::new();

@@ -29,7 +29,7 @@ impl ImageFile {
         ImageFile::new(Bytes::cached(folder.file(&entry.name)?), &path, Some(entry))
     }
 
-    /// As [`ImageFile::of`]; all of it is read from the device.
+    /// Opens the file as [`ImageFile::of`] does; all of it is read from the device.
     pub(crate) fn on_device(folder: &Folder, entry: &FileEntry) -> Result<ImageFile, ImageError> {
         let path = folder.path().join(&entry.name);
         let file = Bytes::on_device(folder.file(&entry.name)?).map_err(ImageError::io(&path))?;
@@ -73,12 +73,12 @@ impl ImageFile {
         Ok(ImageFile { path: path.to_owned(), file, extents })
     }
 
-    /// Where it lies.
+    /// Returns where it lies.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All extents, by kind, object and address; memory extents do not overlap.
+    /// Returns all extents, by kind, object and address; memory extents do not overlap.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
@@ -87,7 +87,7 @@ impl ImageFile {
         self.extents.iter().filter(|extent| extent.kind == Kind::Memory)
     }
 
-    /// The memory of one object, in order.
+    /// Returns the memory of one object, in order.
     pub fn memory_of(&self, object: u64) -> &[Extent] {
         // The table is in order of kinds, objects and addresses.
         let from = self.extents.partition_point(|e| (e.kind, e.object) < (Kind::Memory, object));
@@ -101,7 +101,7 @@ impl ImageFile {
         self.extents.iter().any(|e| e.kind == Kind::Section && e.address == number)
     }
 
-    /// The section `number`.
+    /// Reads the section `number`.
     pub fn section(&self, number: u64) -> Result<Vec<u8>, ImageError> {
         let found = self.extents.iter().find(|e| e.kind == Kind::Section && e.address == number);
         let extent = found.ok_or_else(|| self.damaged(0, "a section is missing"))?;
@@ -161,7 +161,7 @@ impl ImageFile {
         Ok(FileEntry { name, bytes, checksum: crate::checksum(&footer) })
     }
 
-    /// Where its bytes come from.
+    /// Returns where its bytes come from.
     pub(crate) fn read_from(&self) -> ReadFrom {
         self.file.read_from()
     }

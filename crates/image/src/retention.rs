@@ -30,7 +30,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The folder for the next image of `job` in `parent`.
+    /// Claims the folder for the next image of `job` in `parent`.
     pub fn new(parent: &Path, job: &str) -> Result<Claim, ImageError> {
         let folder = manifest::next_folder(parent, job)?;
         let lock = File::open(&folder).map_err(ImageError::io(&folder))?;
@@ -80,7 +80,7 @@ pub struct Found {
     pub state: State,
 }
 
-/// Every image in `parent`, the newest first, then those that are none yet or no more.
+/// Lists every image in `parent`, the newest first, then those that are none yet or no more.
 pub fn catalogue(parent: &Path) -> Result<Vec<Found>, ImageError> {
     let mut all: Vec<Found> = manifest::folders(parent)?
         .into_iter()
@@ -117,8 +117,8 @@ pub enum Fate {
     Open,
 }
 
-/// What becomes of the image that another writes at `folder`, as soon as that is certain; after
-/// `patience` it is open.
+/// Tells what becomes of the image that another writes at `folder`, as soon as that is certain;
+/// after `patience` it is open.
 pub fn fate(folder: &Path, patience: Duration) -> Fate {
     let begin = Instant::now();
     loop {
@@ -133,7 +133,7 @@ pub fn fate(folder: &Path, patience: Duration) -> Fate {
     }
 }
 
-/// Whether `folder` is named as images are and holds nothing but what they are made of.
+/// Returns whether `folder` is named as images are and holds nothing but what they are made of.
 fn is_left_over(folder: &Path) -> bool {
     let name = folder.file_name().and_then(|name| name.to_str());
     let job = name.and_then(|name| name.rsplit_once('-')).filter(|(_, number)| {
@@ -165,7 +165,7 @@ fn is_left_over(folder: &Path) -> bool {
     all_ours().unwrap_or(false)
 }
 
-/// Whether a writer lives; also where that cannot be known.
+/// Returns whether a writer lives; also where that cannot be known.
 fn is_locked(folder: &Path) -> bool {
     let Ok(file) = File::open(folder) else { return true };
     match file.try_lock() {
@@ -174,8 +174,8 @@ fn is_locked(folder: &Path) -> bool {
     }
 }
 
-/// Whether another image is being written that builds on it. Where that cannot be known it is not
-/// taken for so: it could never be removed.
+/// Returns whether another image is being written that builds on it. Where that cannot be known it
+/// is not taken for so: it could never be removed.
 fn is_pinned(folder: &Path) -> bool {
     File::open(folder).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
 }
@@ -228,13 +228,13 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
     Ok(go.into_iter().map(Path::to_owned).collect())
 }
 
-/// Whether `folder` is the caller's.
+/// Returns whether `folder` is the caller's.
 fn is_own(folder: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     folder.symlink_metadata().is_ok_and(|metadata| metadata.uid() == own)
 }
 
-/// `kept` and all that they build on.
+/// Returns `kept` and all that they build on.
 fn with_parents<'a>(
     images: &[(&'a Path, &'a Manifest)],
     kept: impl Iterator<Item = &'a Path>,
@@ -257,7 +257,7 @@ fn with_parents<'a>(
     needed
 }
 
-/// Whether a folder without a lock is older than a writer needs to lock it.
+/// Returns whether a folder without a lock is older than a writer needs to lock it.
 fn is_settled(folder: &Path) -> bool {
     let changed = fs::metadata(folder).and_then(|meta| meta.modified());
     changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > UNCLAIMED))
@@ -333,7 +333,7 @@ mod tests {
             Folder(path)
         }
 
-        /// The image `number` of `job`, captured at that second.
+        /// Returns the image `number` of `job`, captured at that second.
         fn image(&self, job: &str, number: u64, parent: Option<&str>) -> PathBuf {
             let folder = self.0.join(format!("{job}-{number:04}"));
             fs::create_dir(&folder).unwrap();

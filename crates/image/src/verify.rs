@@ -48,8 +48,8 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     verify_telling(folder, threads, &mut |_, _| {})
 }
 
-/// As [`verify`]; `tell` is told from time to time how many bytes have been read, and of how many.
-/// Of an image of several parts, each is told of by itself.
+/// Verifies as [`verify`] does; `tell` is told from time to time how many bytes have been read, and
+/// of how many. Of an image of several parts, each is told of by itself.
 pub fn verify_telling(
     folder: &Path,
     threads: usize,
@@ -119,7 +119,7 @@ fn conclude(found: Verified, mut errors: Vec<ImageError>) -> Result<Verified, Ve
     Err(errors)
 }
 
-/// The files of those images that have tables, and what is wrong with them.
+/// Returns the files of those images that have tables, and what is wrong with them.
 fn open_all(
     images: &[(Folder, Manifest)],
     open: impl Fn(&Folder, &FileEntry) -> Result<ImageFile, ImageError>,
@@ -136,7 +136,7 @@ fn open_all(
     (files, errors)
 }
 
-/// Each part of `whole`, which lies in `folder`.
+/// Returns each part of `whole`, which lies in `folder`.
 fn verify_parts(
     folder: &Path,
     whole: &Manifest,
@@ -155,7 +155,7 @@ fn verify_parts(
     conclude(all, errors)
 }
 
-/// What the newest image needs and those that it builds on lack.
+/// Returns what the newest image needs and those that it builds on lack.
 fn incomplete(chain: &[(Folder, Manifest)]) -> Vec<ImageError> {
     let images = chain.iter().map(|(_, manifest)| manifest).take(1);
     let files = images.flat_map(|manifest| &manifest.files).filter(|entry| !entry.is_plain());
@@ -187,7 +187,7 @@ struct Buffers {
 }
 
 impl<'a> Work<'a> {
-    /// Everything that is stored in `images`, whose files with tables those are.
+    /// Returns everything that is stored in `images`, whose files with tables those are.
     fn of(
         images: &'a [(Folder, Manifest)],
         files: &'a [ImageFile],
@@ -214,7 +214,7 @@ impl<'a> Work<'a> {
         work
     }
 
-    /// Stored bytes that are to be read.
+    /// Returns how many stored bytes are to be read.
     fn bytes(&self) -> u64 {
         match self {
             Work::Extents(_, extents) => extents.iter().map(|e| u64::from(e.stored)).sum(),
@@ -222,7 +222,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// What was read; each extent that is damaged is told.
+    /// Returns what was read; each extent that is damaged is told.
     fn check(&self, buffers: &mut Buffers, errors: &mut Vec<ImageError>) -> Verified {
         let mut found = Verified::default();
         match self {
@@ -271,7 +271,7 @@ fn read_together(
     Ok(extents.iter().filter_map(check).take(MAX_ERRORS).collect())
 }
 
-/// What was read, and what was wrong; `tell` is told how many bytes have been read so far.
+/// Returns what was read, and what was wrong; `tell` is told how many bytes have been read so far.
 fn read_all(
     work: &[Work<'_>],
     threads: usize,
@@ -308,7 +308,7 @@ fn read_all(
 }
 
 impl ImageFile {
-    /// Whatever lies between payloads must be zero: so any byte that changed is found.
+    /// Checks that whatever lies between payloads is zero: so any byte that changed is found.
     pub(crate) fn check_padding(&self) -> Result<(), ImageError> {
         let length = self.file.length().map_err(ImageError::io(&self.path))?;
         let table = length - FOOTER - (self.extents().len() * RECORD) as u64;

@@ -83,14 +83,14 @@ impl Place {
     }
 }
 
-/// What describes `encoded`, but for where it lies.
+/// Returns what describes `encoded`, but for where it lies.
 fn extent(kind: Kind, object: u64, address: u64, decoded: u64, encoded: &Encoded<'_>) -> Extent {
     let (bytes, codec) = (&encoded.bytes, encoded.codec);
     let (stored, checksum) = (bytes.len() as u32, crate::checksum(bytes));
     Extent { kind, codec, stored, decoded, address, offset: 0, checksum, object }
 }
 
-/// Raw pages lie on pages, so that they can be mapped.
+/// Returns whether it begins on a page, as raw pages do, so that they can be mapped.
 fn on_page(extent: &Extent) -> bool {
     extent.codec == Codec::Raw && extent.kind == Kind::Memory
 }
@@ -141,7 +141,7 @@ impl ImageWriter {
         ImageWriter::begin(path, Place::File { file, direct: Direct::none() })
     }
 
-    /// The same, through the page cache alone: whoever reads the file soon finds it in memory.
+    /// Has the file written through the page cache alone: whoever reads it soon finds it in memory.
     pub fn cached(self) -> ImageWriter {
         let place = match self.place {
             Place::File { file, .. } => Place::File { file, direct: Direct::none() },
@@ -150,13 +150,13 @@ impl ImageWriter {
         ImageWriter { place, ..self }
     }
 
-    /// The same, for measurements of all but the disk: memory is encoded, summed and noted, but not
-    /// written, so nobody can read it back.
+    /// Has memory encoded, summed and noted, but not written, so that nobody can read it back: for
+    /// measurements of all but the disk.
     pub fn discarding(self) -> ImageWriter {
         ImageWriter { discards: true, ..self }
     }
 
-    /// The same, counted by `meter`.
+    /// Has what is written counted by `meter`.
     pub fn metered(self, meter: &Arc<Meter>) -> ImageWriter {
         ImageWriter { meter: meter.clone(), ..self }
     }
@@ -202,8 +202,8 @@ impl ImageWriter {
         state.extents.push(extent);
     }
 
-    /// Memory of object 0 that was stored in this range of addresses is not in the image after all:
-    /// its place is zero again. What was stored together with it stays.
+    /// Takes back memory of object 0 that was stored in this range of addresses: its place is zero
+    /// again. What was stored together with it stays.
     pub fn forget(&self, range: Range<u64>) -> Result<(), ImageError> {
         let goes = |extent: &Extent| {
             let meets = extent.address < range.end && range.start < extent.end();
@@ -316,7 +316,7 @@ impl ImageWriter {
         self.complete().map(|(_, entry)| entry)
     }
 
-    /// As [`ImageWriter::finish`], and gives the file back.
+    /// Finishes as [`ImageWriter::finish`] does, and gives the file back.
     pub fn finish_open(self) -> Result<(File, FileEntry), ImageError> {
         let path = self.path.clone();
         match self.complete()? {
@@ -404,7 +404,8 @@ impl<'a> Packer<'a> {
         Packer { writer, buffer, taken: 0, extents: Vec::new() }
     }
 
-    /// As [`ImageWriter::memory`]; it is written at the latest by [`Packer::flush`].
+    /// Stores memory as [`ImageWriter::memory`] does; it is written at the latest by
+    /// [`Packer::flush`].
     pub fn memory(
         &mut self,
         object: u64,
@@ -470,7 +471,7 @@ mod tests {
     use super::*;
     use crate::{Choice, ImageFile, encode};
 
-    /// One of a file that goes with this.
+    /// Returns one of a file that goes with this.
     fn scratch(name: &str) -> (PathBuf, ImageWriter) {
         let path = std::env::temp_dir().join(format!("kwrite-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
