@@ -54,7 +54,7 @@ const MAKES: [(&str, &str); 14] = [
 ];
 const MODULES: &str = "modules";
 
-/// What the file of a client's devices tells.
+/// Returns what the file of a client's devices tells.
 ///
 /// # Errors
 /// What is wrong with the file.
@@ -113,7 +113,7 @@ fn kind(object: &SavedObject) -> &'static str {
     }
 }
 
-/// In the table's order.
+/// Lists what was made, in the table's order.
 fn made(steps: &[SavedStep]) -> Vec<(&'static str, usize)> {
     let name = |step: &SavedStep| match step {
         SavedStep::Module { .. } | SavedStep::Linked { .. } => MODULES,

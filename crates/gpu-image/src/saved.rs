@@ -74,7 +74,7 @@ wire! {
 }
 
 impl SavedObject {
-    /// How many bytes it has.
+    /// Returns how many bytes it has.
     pub fn bytes(&self) -> u64 {
         match self {
             SavedObject::Memory { bytes, .. }
