@@ -23,13 +23,13 @@ wire! {
 }
 
 impl ArrayDesc {
-    /// Whether the depth counts layers.
+    /// Returns whether the depth counts layers.
     pub fn is_layered(&self) -> bool {
         self.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0
     }
 
-    /// The shape of a mipmapped array's level, whose finest this is: extents halve down to 1,
-    /// layers stay.
+    /// Returns the shape of a mipmapped array's level, whose finest this is: extents halve down to
+    /// 1, layers stay.
     #[must_use]
     pub fn level(&self, level: u32) -> ArrayDesc {
         let halved = |extent: u64| match extent {
@@ -44,7 +44,7 @@ impl ArrayDesc {
         }
     }
 
-    /// How many levels there are down to a single element.
+    /// Returns how many levels there are down to a single element.
     pub fn max_levels(&self) -> u32 {
         let depth = if self.is_layered() { 0 } else { self.depth };
         self.width.max(self.height).max(depth).max(1).ilog2() + 1

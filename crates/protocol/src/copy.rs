@@ -51,27 +51,27 @@ impl Shape {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
-    /// Bytes in all; `None` beyond 64 bits.
+    /// Returns how many bytes there are in all; `None` beyond 64 bits.
     pub fn bytes(self) -> Option<u64> {
         self.width.checked_mul(self.height)?.checked_mul(self.depth)
     }
 
-    /// Bytes from the first to the last, with rows `pitch` and planes `slice` bytes apart; `None`
-    /// beyond 64 bits, and for an empty shape.
+    /// Returns how many bytes there are from the first to the last, with rows `pitch` and planes
+    /// `slice` bytes apart; `None` beyond 64 bits, and for an empty shape.
     pub fn reach(self, pitch: u64, slice: u64) -> Option<u64> {
         let planes = slice.checked_mul(self.depth.checked_sub(1)?)?;
         let rows = pitch.checked_mul(self.height.checked_sub(1)?)?;
         planes.checked_add(rows)?.checked_add(self.width)
     }
 
-    /// Memory at `addr` that holds the shape without gaps.
+    /// Returns memory at `addr` that holds the shape without gaps.
     pub fn packed_at(self, addr: u64) -> Place {
         Place::Mapped { addr, pitch: 0, slice: 0 }.packed(self)
     }
 }
 
 impl Place {
-    /// Whether the rows of a shape follow each other here without gaps.
+    /// Returns whether the rows of a shape follow each other here without gaps.
     pub fn is_packed(self, shape: Shape) -> bool {
         match self {
             Place::Mapped { pitch, slice, .. } | Place::Client { pitch, slice, .. } => {
@@ -82,7 +82,8 @@ impl Place {
         }
     }
 
-    /// The same bytes as rows and planes of a shape, without gaps. An array has its own rows.
+    /// Returns the same bytes as rows and planes of a shape, without gaps. An array has its own
+    /// rows.
     #[must_use]
     pub fn packed(self, shape: Shape) -> Place {
         let (pitch, slice) = (shape.width, shape.width.wrapping_mul(shape.height));
@@ -93,7 +94,7 @@ impl Place {
         }
     }
 
-    /// The address of row `y` of plane `z`; `None` for an array, which has no addresses.
+    /// Returns the address of row `y` of plane `z`; `None` for an array, which has no addresses.
     pub fn row(self, y: u64, z: u64) -> Option<u64> {
         match self {
             Place::Mapped { addr, pitch, slice } | Place::Client { addr, pitch, slice } => {
@@ -104,7 +105,7 @@ impl Place {
         }
     }
 
-    /// The place further on by `x` bytes, `y` rows and `z` planes.
+    /// Returns the place further on by `x` bytes, `y` rows and `z` planes.
     #[must_use]
     pub fn advanced(self, x: u64, y: u64, z: u64) -> Place {
         let mut moved = self;
@@ -132,7 +133,7 @@ impl Copy3d {
         Shape { width: self.width, height: self.height, depth: self.depth }
     }
 
-    /// The copy cut into pieces of at most `max` bytes each, `max` at least 1.
+    /// Cuts the copy into pieces of at most `max` bytes each, `max` at least 1.
     pub fn pieces(self, max: u64) -> Pieces {
         let shape = self.shape();
         if shape.is_empty() || max == 0 {

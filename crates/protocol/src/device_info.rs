@@ -73,7 +73,7 @@ wire! {
 }
 
 impl DeviceInfo {
-    /// Domain, bus and device of "[domain:]bus:device[.0]", in hexadecimal.
+    /// Parses domain, bus and device of "[domain:]bus:device[.0]", in hexadecimal.
     pub fn parse_pci(text: &str) -> Option<[i32; 3]> {
         let address = match text.split_once('.') {
             Some((address, "0")) => address,

@@ -129,8 +129,8 @@ wire! {
     }
 }
 
-/// Whether pieces ascend by where they go, are apart from each other and not empty, and are not too
-/// many bytes.
+/// Returns whether pieces ascend by where they go, are apart from each other and not empty, and are
+/// not too many bytes.
 pub fn scatters(pieces: &[Scattered]) -> bool {
     let (mut end, mut bytes) = (0u64, 0u64);
     pieces.iter().all(|piece| {

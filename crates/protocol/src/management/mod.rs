@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// How many of C's parameters it stands for.
+    /// Returns how many of C's parameters it stands for.
     pub const fn parameters(self) -> usize {
         match self {
             Kind::Room | Kind::List(_) | Kind::Devices | Kind::Array(_) | Kind::Fields(_) => 2,
@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// Whether something is written for it.
+    /// Returns whether something is written for it.
     pub const fn has_result(self) -> bool {
         !matches!(self, Kind::Device | Kind::Number | Kind::Name)
     }
@@ -86,18 +86,19 @@ crate::nvml_functions!(rows);
 /// Starts the library: asked before anything else, with no arguments.
 pub const INIT: Function = Function { name: "nvmlInit_v2", kinds: &[] };
 
-/// The function of that name.
+/// Returns the function of that name.
 pub fn function(name: &str) -> Option<&'static Function> {
     let at = FUNCTIONS.binary_search_by(|row| row.name.cmp(name));
     at.ok().map(|at| &FUNCTIONS[at]).or_else(|| (name == INIT.name).then_some(&INIT))
 }
 
-/// How many elements of `size` bytes each travel at most, with a count.
+/// Returns how many elements of `size` bytes each travel at most, with a count.
 pub const fn most(size: u32) -> usize {
     (MAX_BYTES - 4) / size as usize
 }
 
-/// The size that the first word of a versioned structure tells, where one may be that large.
+/// Returns the size that the first word of a versioned structure tells, where one may be that
+/// large.
 pub fn versioned_size(word: u32) -> Option<usize> {
     let size = (word & 0x00ff_ffff) as usize;
     (4..=MAX_BYTES).contains(&size).then_some(size)
@@ -122,14 +123,14 @@ kedge_wire::wire! {
 }
 
 impl Answer {
-    /// One without results.
+    /// Makes an answer without results.
     pub fn of(status: u32) -> Answer {
         Answer { status, results: List::default() }
     }
 }
 
 impl Function {
-    /// Whether these arguments are of the kinds that it takes, and within bounds.
+    /// Returns whether these arguments are of the kinds that it takes, and within bounds.
     pub fn takes(&self, arguments: &[Argument]) -> bool {
         let fits = |(kind, argument): (&Kind, &Argument)| match (kind, argument) {
             (Kind::Name, Argument::Bytes { bytes }) => !bytes.contains(&0),
