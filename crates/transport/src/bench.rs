@@ -7,7 +7,7 @@ use kedge_protocol::{
 use kedge_wire::{Bytes, List};
 use std::time::{Duration, Instant};
 
-/// A proxy that answers at once and does nothing else, for as long as its client lives.
+/// Plays a proxy that answers at once and does nothing else, for as long as its client lives.
 fn echo(mut server: crate::Server) {
     let mut reply = Vec::new();
     kedge_wire::encode::<Status>(&Ok(()), &mut reply);
@@ -26,7 +26,7 @@ fn echo(mut server: crate::Server) {
     }
 }
 
-/// A launch with 32 bytes of parameters, as a vector addition posts it.
+/// Returns a launch with 32 bytes of parameters, as a vector addition posts it.
 fn launch() -> Post {
     let one = Dim3 { x: 1, y: 1, z: 1 };
     Post::Enqueue {

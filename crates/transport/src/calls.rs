@@ -56,7 +56,7 @@ pub struct Calls<'a> {
 }
 
 impl Calls<'static> {
-    /// The one in the shared arena; `None` where that is not mapped.
+    /// Returns the calls in the shared arena; `None` where that is not mapped.
     #[inline]
     pub fn in_arena() -> Option<Calls<'static>> {
         if !MAPPED.load(Ordering::Acquire) {
@@ -126,7 +126,7 @@ pub struct CallsReader<'a> {
 }
 
 impl<'a> CallsReader<'a> {
-    /// The only one of its ring.
+    /// Makes the reader, the only one of its ring.
     pub fn new(calls: Calls<'a>) -> CallsReader<'a> {
         CallsReader { calls, turn: 0 }
     }
@@ -151,7 +151,7 @@ impl<'a> CallsReader<'a> {
         Some(call)
     }
 
-    /// Whether there are calls behind one that is not whole.
+    /// Returns whether there are calls behind one that is not whole.
     pub fn is_held_up(&self) -> bool {
         self.calls.words[HEAD].load(Ordering::Relaxed) != self.turn
     }

@@ -62,7 +62,7 @@ impl Client {
         Client::connect_over(stream.into(), program, choice)
     }
 
-    /// As [`Client::connect`], over a socket that leads to a proxy already.
+    /// Connects as [`Client::connect`] does, over a socket that leads to a proxy already.
     pub fn connect_over(
         socket: OwnedFd,
         program: &str,
@@ -75,7 +75,7 @@ impl Client {
         Client::handshake(socket, shared, program, choice)
     }
 
-    /// The handshake alone, over a connected socket and without arenas: for tests.
+    /// Shakes hands alone, over a connected socket and without arenas: for tests.
     #[doc(hidden)]
     pub fn connect_bare(socket: OwnedFd, program: &str) -> Result<(Client, Welcome), ConnectError> {
         let shared = memory::create_shared_arena()
@@ -208,8 +208,8 @@ impl Client {
         }
     }
 
-    /// From now on callers spin for `patience` before they sleep. It pays where waking costs much
-    /// of what is waited for.
+    /// Has callers spin for `patience` before they sleep, from now on. It pays where waking costs
+    /// much of what is waited for.
     pub fn set_patience(&self, patience: Duration) {
         let patience = u64::try_from(patience.as_micros()).unwrap_or(u64::MAX);
         self.patience.store(patience, Ordering::Relaxed);
@@ -237,7 +237,8 @@ impl Client {
         Ok(self.producer.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The context's sticky error, if an execution fault has set one. One shared-memory load.
+    /// Returns the context's sticky error, if an execution fault has set one. One shared-memory
+    /// load.
     #[inline]
     pub fn sticky(&self, ctx: CtxId) -> Option<CuError> {
         let header = self.segment.header();
@@ -249,29 +250,29 @@ impl Client {
         (owner == ctx.0 && code != 0).then_some(CuError(code))
     }
 
-    /// Sequence number of the newest post of this process.
+    /// Returns the sequence number of this process's newest post.
     pub fn posted(&self) -> u64 {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// All posts up to this sequence number are complete, work on the device included.
+    /// Returns the sequence number up to which all posts are complete, work on the device included.
     pub fn completed(&self) -> u64 {
         self.segment.header().completed.0.load(Ordering::Acquire)
     }
 
-    /// Whether everything that this process posted is complete. `false` may be stale, `true` holds
-    /// until the next post.
+    /// Returns whether everything that this process posted is complete. `false` may be stale,
+    /// `true` holds until the next post.
     pub fn is_idle(&self) -> bool {
         self.completed() >= self.posted()
     }
 
-    /// Whether all work that this process posted is complete, so that no memory is in use: messages
-    /// that only note what is allocated, and what is free, may still be under way.
+    /// Returns whether all work that this process posted is complete, so that no memory is in use:
+    /// messages that only note what is allocated, and what is free, may still be under way.
     pub fn is_at_rest(&self) -> bool {
         self.completed() >= self.worked.load(Ordering::Acquire)
     }
 
-    /// Whether device printf or assert output waits to be taken with `Call::TakeOutput`.
+    /// Returns whether device printf or assert output waits to be taken with `Call::TakeOutput`.
     pub fn output_pending(&self) -> bool {
         self.segment.header().output.load(Ordering::Acquire) != 0
     }
@@ -306,8 +307,8 @@ impl Client {
         descriptors::send(self.socket.as_fd(), ticket, fd).map_err(|_| Dead)
     }
 
-    /// A call whose reply is a `Status`, and whose success brings a descriptor. OPERATING_SYSTEM
-    /// where this process has no room for another.
+    /// Makes a call whose reply is a `Status`, and whose success brings a descriptor.
+    /// OPERATING_SYSTEM where this process has no room for another.
     pub fn call_for_descriptor(&self, call: &Call) -> Result<Result<OwnedFd, CuError>, Dead> {
         // Replies come in any order, descriptors in that of their calls.
         let _one_at_a_time = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -323,7 +324,7 @@ impl Client {
         }
     }
 
-    /// The shared arena's memfd: offset 0 is mapped at `arena::SHARED_BASE`.
+    /// Returns the shared arena's memfd: offset 0 is mapped at `arena::SHARED_BASE`.
     pub fn shared_fd(&self) -> BorrowedFd<'_> {
         self.shared.as_fd()
     }
@@ -338,13 +339,14 @@ impl Client {
         let _ = deadline.poll(self.socket.as_fd(), libc::POLLRDHUP);
     }
 
-    /// Whether the proxy is known to be gone.
+    /// Returns whether the proxy is known to be gone.
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// Whether the proxy is still there. A system call, unless it is already known to be gone.
+    /// Returns whether the proxy is still there. A system call, unless it is already known to be
+    /// gone.
     pub fn alive(&self) -> bool {
         if self.dead.load(Ordering::Relaxed) {
             return false;
@@ -364,8 +366,8 @@ impl Drop for Client {
     }
 }
 
-/// Where Yama restricts ptrace to ancestors, lets the proxy read this process's memory. Without
-/// Yama the call fails, and is not needed.
+/// Lets the proxy read this process's memory where Yama restricts ptrace to ancestors. Without Yama
+/// the call fails, and is not needed.
 fn allow_reading(proxy: u32) {
     // SAFETY: PR_SET_PTRACER takes a number; its only effect is the permission that its name says.
     unsafe {

@@ -31,7 +31,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(5))
 }
 
-/// What a proxy makes of this hello.
+/// Returns what a proxy makes of this hello.
 fn accept(hello: &Hello, fds: &[BorrowedFd<'_>]) -> Result<Accepted, AcceptError> {
     let (near, far) = UnixStream::pair().unwrap();
     frame::send(near.as_fd(), hello, fds, soon()).unwrap();

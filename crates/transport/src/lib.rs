@@ -46,7 +46,7 @@ pub const ATTRIBUTE_PLACE: u32 = 0x6b65_0001;
 /// Without it the device is on this one.
 pub const ATTRIBUTE_FAR: u32 = 0x6b65_0002;
 
-/// A client and a server in one process, without arenas: for tests and benchmarks.
+/// Makes a client and a server in one process, without arenas: for tests and benchmarks.
 pub fn pair() -> std::io::Result<(Client, Server)> {
     let (near, far) = std::os::unix::net::UnixStream::pair()?;
     let segment = std::sync::Arc::new(memory::Segment::create()?);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Bytes of the limit that this process has now; `None` where there is none.
+/// Returns bytes of the limit that this process has now; `None` where there is none.
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel fills the structure.

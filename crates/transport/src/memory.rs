@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 const MAPPED_BYTES: usize = HEADER_BYTES + RING_BYTES;
 
-/// A sparse memfd of `len` bytes that can never change its size.
+/// Makes a sparse memfd of `len` bytes that can never change its size.
 pub(crate) fn sealed_memfd(name: &CStr, len: u64) -> io::Result<OwnedFd> {
     limits::check_file(len)?;
     // SAFETY: `name` is a NUL-terminated string.
@@ -69,19 +69,19 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A fresh segment, for a client.
+    /// Makes a fresh segment, for a client.
     pub(crate) fn create() -> io::Result<Segment> {
         let segment = Segment::map(Segment::file()?)?;
         segment.header().magic.store(MAGIC, Ordering::Relaxed);
         Ok(segment)
     }
 
-    /// The memfd of a fresh segment, without contents.
+    /// Returns the memfd of a fresh segment, without contents.
     fn file() -> io::Result<OwnedFd> {
         sealed_memfd(c"kedge-ring", FILE_BYTES)
     }
 
-    /// A segment that a client sent.
+    /// Opens a segment that a client sent.
     pub(crate) fn open(fd: OwnedFd) -> Result<Segment, SegmentError> {
         check_sealed(fd.as_fd(), FILE_BYTES)?;
         let segment = Segment::map(fd).map_err(SegmentError::Map)?;
@@ -138,7 +138,7 @@ impl Drop for Segment {
     }
 }
 
-/// A range of this process's address space that is mapped, for good, at a fixed place.
+/// Maps a range of this process's address space, for good, at a fixed place.
 fn map_fixed(
     what: &'static str,
     start: u64,
@@ -166,12 +166,12 @@ fn map_fixed(
     Err(ConnectError::AddressTaken { what, start, end: start + len })
 }
 
-/// A memfd for a ring that is brought back: its contents are to be written into it.
+/// Makes a memfd for a ring that is brought back: its contents are to be written into it.
 pub fn create_ring() -> io::Result<OwnedFd> {
     Segment::file()
 }
 
-/// A fresh shared arena.
+/// Makes a fresh shared arena.
 pub fn create_shared_arena() -> io::Result<OwnedFd> {
     sealed_memfd(c"kedge-shared", arena::SHARED_LEN)
 }
@@ -206,7 +206,7 @@ pub(crate) fn reserve_device_arenas() -> Result<(), ConnectError> {
     )
 }
 
-/// A core dump need not hold half a terabyte of holes.
+/// Leaves a range out of core dumps, which need not hold half a terabyte of holes.
 fn dont_dump(start: u64, len: u64) {
     // SAFETY: advice on a mapping that was just made here; it changes no content.
     unsafe {

@@ -34,7 +34,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Beside the ring's reader.
+    /// Makes the outbox beside the ring's reader.
     pub(crate) fn new(reader: &Consumer) -> Outbox {
         let (segment, nudged) = reader.shared();
         Outbox { segment, nudged, writers: Arc::default() }
@@ -83,12 +83,12 @@ impl Outbox {
         Ok(())
     }
 
-    /// The context's sticky error is `error` from now on; replies sent later find it in place.
+    /// Makes `error` the context's sticky error from now on; replies sent later find it in place.
     pub fn set_sticky(&self, ctx: CtxId, error: CuError) {
         self.change_sticky(ctx, u64::from(ctx.0) << 32 | u64::from(error.0));
     }
 
-    /// The context is no more.
+    /// Forgets the sticky error of a context that is no more.
     pub fn clear_sticky(&self, ctx: CtxId) {
         let entry = &self.segment.header().sticky[ctx.0 as usize % STICKY];
         let value = entry.load(Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Outbox {
         header.faults.store(faults, Ordering::Release);
     }
 
-    /// Whether the ring's reader has something to do: a message to take, or a
+    /// Returns whether the ring's reader has something to do: a message to take, or a
     /// [`Nudge`](crate::Nudge).
     #[inline]
     pub fn wants_reader(&self) -> bool {
@@ -115,12 +115,12 @@ impl Outbox {
             || header.tail.0.load(Ordering::Relaxed) != header.head.0.load(Ordering::Relaxed)
     }
 
-    /// All posts up to sequence number `seq` are complete.
+    /// Tells the client that all posts up to sequence number `seq` are complete.
     pub fn set_completed(&self, seq: u64) {
         self.segment.header().completed.0.fetch_max(seq, Ordering::Release);
     }
 
-    /// Whether device output waits for `Call::TakeOutput`.
+    /// Tells the client whether device output waits for `Call::TakeOutput`.
     pub fn set_output_pending(&self, pending: bool) {
         self.segment.header().output.store(u32::from(pending), Ordering::Release);
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Cache lines of the next entry that are asked for: a launch takes three.
 const LINES_AHEAD: u64 = 4;
 
-/// Ring bytes that an entry with `len` payload bytes takes.
+/// Returns how many ring bytes an entry with `len` payload bytes takes.
 const fn entry_bytes(len: usize) -> u64 {
     (ENTRY_HEAD_WORDS * 8 + len.next_multiple_of(8)) as u64
 }
@@ -188,7 +188,8 @@ pub struct Nudge {
 }
 
 impl Nudge {
-    /// Whoever waits for messages returns; whoever does not, returns from the next wait at once.
+    /// Makes whoever waits for messages return; whoever does not, returns from the next wait at
+    /// once.
     pub fn now(&self) {
         self.nudged.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -240,7 +241,7 @@ impl Consumer {
         self.seq = seq;
     }
 
-    /// What others tell it through.
+    /// Returns what others tell it through.
     pub(crate) fn shared(&self) -> (Arc<Segment>, Arc<AtomicBool>) {
         (self.segment.clone(), self.nudged.clone())
     }
@@ -249,7 +250,7 @@ impl Consumer {
         &self.segment
     }
 
-    /// The newest message that was taken.
+    /// Returns the sequence number of the newest message that was taken.
     pub(crate) fn seq(&self) -> u64 {
         self.seq
     }

@@ -77,12 +77,12 @@ impl Server {
         self.consumer.catch_up(seq);
     }
 
-    /// Sequence number of the newest message that was taken.
+    /// Returns the sequence number of the newest message that was taken.
     pub fn position(&self) -> u64 {
         self.consumer.seq()
     }
 
-    /// What ends a wait from another thread.
+    /// Returns what ends a wait from another thread.
     pub fn nudge(&self) -> Nudge {
         self.consumer.nudge()
     }
@@ -92,8 +92,8 @@ impl Server {
         self.consumer.meter()
     }
 
-    /// The next message, if the client has sent one. An error means that the client is broken or
-    /// hostile, and no later message can be trusted.
+    /// Takes the next message, if the client has sent one. An error means that the client is broken
+    /// or hostile, and no later message can be trusted.
     pub fn try_next(&mut self) -> Result<Option<Incoming>, RingError> {
         self.consumer.try_next()
     }
@@ -112,12 +112,12 @@ impl Server {
         &self.outbox
     }
 
-    /// The ring's memfd.
+    /// Returns the ring's memfd.
     pub fn ring(&self) -> BorrowedFd<'_> {
         self.consumer.segment().fd()
     }
 
-    /// The socket, which reports hang-up once the client has ended.
+    /// Returns the socket, which reports hang-up once the client has ended.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
