@@ -41,7 +41,7 @@ macro_rules! wire {
         $(#[$m])*
         pub enum $name { $($(#[$vm])* $v { $($(#[$fm])* $f: $t),* }),* }
         impl $name {
-            /// The variant's name, for logs.
+            /// Returns the variant's name, for logs.
             pub fn name(&self) -> &'static str {
                 match self { $(Self::$v { .. } => stringify!($v)),* }
             }
