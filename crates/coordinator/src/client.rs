@@ -124,13 +124,14 @@ impl Client {
         Ok(client)
     }
 
-    /// From here on a coordinator that is lost is looked for once: what is to be said is of use to
-    /// those alone who are still there.
+    /// Has a coordinator that is lost looked for once, from here on: what is to be said is of use
+    /// to those alone who are still there.
     pub fn look_once(&mut self) {
         self.patience = Duration::ZERO;
     }
 
-    /// The revision of the board when the coordinator greeted: what is looked for after it is news.
+    /// Returns the revision of the board when the coordinator greeted: what is looked for after it
+    /// is news.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -154,9 +155,9 @@ impl Client {
         }
     }
 
-    /// As [`Client::arrive`] for a series of node scope that has `members` members, whose steps are
-    /// 1, 2, 3 and so on. They meet in memory, so that all go on by one call of the last one; the
-    /// coordinator only watches that they live.
+    /// Arrives as [`Client::arrive`] does, for a series of node scope that has `members` members,
+    /// whose steps are 1, 2, 3 and so on. They meet in memory, so that all go on by one call of the
+    /// last one; the coordinator only watches that they live.
     pub fn meet(
         &mut self,
         series: &Series,
@@ -209,7 +210,7 @@ impl Client {
         }
     }
 
-    /// Why a barrier of the series was not passed.
+    /// Tells why a barrier of the series was not passed.
     fn refused(&mut self, series: &Series, reply: Reply) -> ClientError {
         if let Reply::Broken { by, why } = &reply {
             keep(&mut self.hello.broken, |broken| broken.series != *series);
@@ -219,7 +220,7 @@ impl Client {
         refusal(reply)
     }
 
-    /// The series fails for everybody, now and later.
+    /// Makes the series fail for everybody, now and later.
     pub fn break_series(&mut self, series: &Series, why: &str) -> Result<(), ClientError> {
         let (by, why) = (self.hello.member.clone(), Why::truncated(why.to_owned()));
         add(&mut self.hello.broken, Broken { series: series.clone(), by, why: why.clone() });
@@ -253,7 +254,7 @@ impl Client {
         self.done(&Request::Withdraw { at: at.clone() })
     }
 
-    /// What is published there after the revision `after`, if it comes within `wait`.
+    /// Returns what is published there after the revision `after`, if it comes within `wait`.
     pub fn look(
         &mut self,
         at: &Notice,
@@ -271,7 +272,7 @@ impl Client {
         }
     }
 
-    /// The job's parts.
+    /// Returns the job's parts.
     pub fn members(&mut self) -> Result<Vec<String>, ClientError> {
         match self.exchange(&Request::Members {}, Duration::ZERO)? {
             Reply::Members { names } => {
@@ -390,19 +391,19 @@ fn refusal(reply: Reply) -> ClientError {
 }
 
 impl Series {
-    /// Of the members on one node; a name that is too long is cut.
+    /// Names a series of the members on one node; a name that is too long is cut.
     pub fn of_node(name: &str) -> Series {
         Series { scope: Scope::Node {}, name: Name::truncated(name.to_owned()) }
     }
 
-    /// Of the whole job; a name that is too long is cut.
+    /// Names a series of the whole job; a name that is too long is cut.
     pub fn of_job(name: &str) -> Series {
         Series { scope: Scope::Job {}, name: Name::truncated(name.to_owned()) }
     }
 }
 
 impl Notice {
-    /// Of the whole job.
+    /// Makes a notice of the whole job.
     pub fn of_job(space: &str, key: &[u8]) -> Result<Notice, ClientError> {
         let (space, key) = (Name::new(space.to_owned())?, Key::new(key.to_vec())?);
         Ok(Notice { scope: Scope::Job {}, space, key })

@@ -39,8 +39,8 @@ pub fn connect(folder: &Path) -> io::Result<Link> {
     Ok(stream.into())
 }
 
-/// The socket's path, as an address may have it: one of more than 107 bytes (unix(7)) leads by way
-/// of the folder's descriptor, which comes with it.
+/// Returns the socket's path, as an address may have it: one of more than 107 bytes (unix(7)) leads
+/// by way of the folder's descriptor, which comes with it.
 fn socket_in(folder: &Path) -> io::Result<(Option<File>, PathBuf)> {
     const MAX_PATH_LEN: usize = 107;
     let path = folder.join(SOCKET);
@@ -52,7 +52,7 @@ fn socket_in(folder: &Path) -> io::Result<(Option<File>, PathBuf)> {
     Ok((Some(held), path))
 }
 
-/// As [`connect`]; where there is no coordinator, this process becomes it.
+/// Does what [`connect`] does; where there is no coordinator, this process becomes it.
 pub fn reach(folder: &Path, job: &str) -> io::Result<(Link, Leader)> {
     Place::here(folder.to_owned()).reach(job)
 }
@@ -67,7 +67,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// On this host alone.
+    /// Makes a place for the coordinator on this host alone.
     pub fn here(folder: PathBuf) -> Place {
         Place { folder, far: None }
     }

@@ -7,7 +7,7 @@ const HEAD: usize = 4;
 /// Read at a time.
 const PIECE: usize = 4096;
 
-/// The frame of `message`.
+/// Returns the frame of `message`.
 pub(crate) fn frame(message: &impl Wire) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     encode(message, &mut bytes);
@@ -24,7 +24,7 @@ fn invalid_data(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The length that the head of a frame tells, if it is allowed.
+/// Returns the length that the head of a frame tells, if it is allowed.
 fn length(head: [u8; HEAD], most: usize) -> io::Result<usize> {
     let length = u32::from_le_bytes(head) as usize;
     if length > most {
@@ -33,7 +33,8 @@ fn length(head: [u8; HEAD], most: usize) -> io::Result<usize> {
     Ok(length)
 }
 
-/// The first message in `bytes`, and how many bytes it took; `None` where it is not all there.
+/// Returns the first message in `bytes`, and how many bytes it took; `None` where it is not all
+/// there.
 pub(crate) fn first<T: Wire>(bytes: &[u8], most: usize) -> io::Result<Option<(T, usize)>> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
     let length = length(*head, most)?;

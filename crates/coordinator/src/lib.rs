@@ -30,7 +30,8 @@ pub use server::Server;
 pub use simulated::Simulated;
 pub use state::{Conn, State, Violation};
 
-/// What the fuzz target and its test hold a codec to: whatever decodes is encoded again as it was.
+/// Checks what the fuzz target and its test hold a codec to: whatever decodes is encoded again as
+/// it was.
 pub fn check_bytes(bytes: &[u8]) {
     check::<Request>(bytes);
     check::<Reply>(bytes);

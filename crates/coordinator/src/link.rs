@@ -71,7 +71,7 @@ impl Link {
         }
     }
 
-    /// Whether the other side has hung up; it has nothing to say meanwhile.
+    /// Returns whether the other side has hung up; it has nothing to say meanwhile.
     pub(crate) fn is_lost(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(self, &mut [0; 1], flags) {

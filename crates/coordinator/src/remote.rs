@@ -70,7 +70,7 @@ pub enum FarError {
 }
 
 impl JobKey {
-    /// White space around it does not count.
+    /// Makes a key of its text; white space around it does not count.
     pub fn new(text: &[u8]) -> Result<JobKey, FarError> {
         let text = text.trim_ascii();
         let fits = (MIN_KEY_LEN..=MAX_KEY_LEN).contains(&text.len());
@@ -90,7 +90,7 @@ impl JobKey {
         &self.0
     }
 
-    /// From a file that nobody else may read.
+    /// Reads the key from a file that nobody else may read.
     pub fn read(path: &Path) -> Result<JobKey, FarError> {
         let name = || path.display().to_string();
         let failed = |source| FarError::File { path: name(), source };
@@ -115,7 +115,8 @@ impl JobKey {
         Ok(mac.finalize().into_bytes().to_vec())
     }
 
-    /// In a time that does not tell how much of it is right.
+    /// Returns whether the answer proves that its sender has the key, in a time that does not tell
+    /// how much of it is right.
     fn proves(&self, who: &str, nonces: [&[u8; NONCE]; 2], proof: &[u8]) -> bool {
         self.mac(who, nonces).is_some_and(|mac| mac.verify_slice(proof).is_ok())
     }
@@ -139,7 +140,7 @@ fn refused(why: &'static str) -> io::Error {
 }
 
 impl Far {
-    /// `address` is HOST:PORT.
+    /// Makes the place of a coordinator at `address`, HOST:PORT.
     pub fn new(address: &str, key: JobKey) -> Result<Far, FarError> {
         let failed = |source| FarError::Address { address: address.to_owned(), source };
         let mut found = address.to_socket_addrs().map_err(failed)?;
@@ -158,7 +159,7 @@ impl Far {
         &self.key
     }
 
-    /// Whether the address is one of this host's, so that the coordinator can be here.
+    /// Returns whether the address is one of this host's, so that the coordinator can be here.
     pub(crate) fn is_here(&self) -> bool {
         TcpListener::bind((self.address.ip(), 0)).is_ok()
     }
@@ -253,7 +254,7 @@ impl Entrance {
         Ok(Entrance { own, origin, until })
     }
 
-    /// What to say to a member that has the key.
+    /// Returns what to say to a member that has the key.
     pub(crate) fn admit(&self, key: &JobKey, answer: &[u8; ANSWER]) -> io::Result<Vec<u8>> {
         let (theirs, proof) = answer.split_at(NONCE);
         let theirs: &[u8; NONCE] = theirs.try_into().map_err(|_| ErrorKind::InvalidData)?;

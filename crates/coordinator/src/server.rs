@@ -220,7 +220,7 @@ impl Serving {
         }
     }
 
-    /// Those that have not shown the key, and until when they may.
+    /// Returns those that have not shown the key, and until when they may.
     fn entering(&self) -> impl Iterator<Item = (u64, Conn)> {
         let until = |peer: &Peer| peer.entrance.as_ref().map(|entrance| entrance.until);
         self.peers.iter().filter_map(move |(conn, peer)| Some((until(peer)?, *conn)))
@@ -331,7 +331,7 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 }
 
 impl Peer {
-    /// Whether what it says counts; an error where it does not have the key.
+    /// Returns whether what it says counts; an error where it does not have the key.
     fn has_entered(&mut self, key: Option<&JobKey>) -> io::Result<bool> {
         let Some(entrance) = &self.entrance else { return Ok(true) };
         let Some(answer) = self.read.first_chunk::<ANSWER>() else { return Ok(false) };

@@ -31,7 +31,7 @@ struct Step {
 }
 
 impl Round {
-    /// `conn` does not wait at `step` any more.
+    /// Forgets that `conn` waits at `step`.
     pub(super) fn give_up(&mut self, conn: Conn, step: u64) {
         if let Some(waiting) = self.steps.get_mut(&step) {
             waiting.here.remove(&conn);
@@ -41,12 +41,12 @@ impl Round {
         }
     }
 
-    /// Whoever waits at any step, who does so no longer.
+    /// Takes out whoever waits at any step.
     fn release(&mut self) -> Vec<Conn> {
         std::mem::take(&mut self.steps).into_values().flat_map(|step| step.here).collect()
     }
 
-    /// Those that wait at steps that have been passed.
+    /// Returns those that wait at steps that have been passed.
     fn release_passed(&mut self) -> Vec<Conn> {
         let Some(passed) = self.passed else { return Vec::new() };
         let later = self.steps.split_off(&passed.saturating_add(1));
@@ -95,7 +95,7 @@ impl State {
         self.reply(conn, Reply::Page {});
     }
 
-    /// The page that there is, or a new one.
+    /// Returns the page that there is, or a new one.
     fn page_at(&self, place: &Place, series: &Series, members: u32) -> Result<Arc<Page>, String> {
         if series.scope != (Scope::Node {}) {
             return Err("only members on one node can meet in memory".to_owned());
@@ -196,7 +196,7 @@ impl State {
         self.reply(conn, Reply::Done {});
     }
 
-    /// `conn` has no part in the series any more; because it was lost, if a name is given.
+    /// Takes `conn` out of the series; because it was lost, if a name is given.
     pub(super) fn leave(&mut self, conn: Conn, place: &Place, lost: Option<&Name>) {
         let Some(round) = self.series.get_mut(place) else { return };
         if !round.taking_part.remove(&conn) {
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    /// What a member remembers of another coordinator's time.
+    /// Takes what a member remembers of another coordinator's time.
     pub(super) fn recall(
         &mut self,
         conn: Conn,

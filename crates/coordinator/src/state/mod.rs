@@ -59,12 +59,12 @@ pub struct State {
 }
 
 impl State {
-    /// `revision` precedes that of the first publication.
+    /// Makes an empty state; `revision` precedes that of the first publication.
     pub fn new(job: String, revision: u64) -> State {
         State::with_room(job, revision, MAX_MEMBERS)
     }
 
-    /// The same for as many members at a time as `most`.
+    /// Returns the same for as many members at a time as `most`.
     pub(crate) fn with_room(job: String, revision: u64, most: usize) -> State {
         State {
             job,
@@ -79,7 +79,7 @@ impl State {
         }
     }
 
-    /// What is to be said, in order; taken out.
+    /// Returns what is to be said, in order; taken out.
     pub fn replies(&mut self) -> Vec<(Conn, Reply)> {
         std::mem::take(&mut self.replies)
     }
@@ -89,12 +89,12 @@ impl State {
         self.reply(conn, Reply::Refused { why: Why::truncated(why.to_owned()) });
     }
 
-    /// What goes along with a [`Reply::Page`].
+    /// Returns what goes along with a [`Reply::Page`].
     pub(crate) fn page_for(&mut self, conn: Conn) -> Option<Arc<Page>> {
         self.pages.remove(&conn)
     }
 
-    /// A request of `conn` at the moment `now`.
+    /// Takes a request of `conn` at the moment `now`.
     pub fn ask(&mut self, conn: Conn, request: Request, now: u64) -> Result<(), Violation> {
         if self.waiting.contains_key(&conn) {
             return Err(Violation::Impatient);
@@ -145,7 +145,7 @@ impl State {
         Ok(())
     }
 
-    /// The connection is gone, and the member with it.
+    /// Takes the member out whose connection is gone.
     pub fn lost(&mut self, conn: Conn) {
         self.forget_wait(conn);
         self.pages.remove(&conn);
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// When the next one has.
+    /// Returns when the next one has waited for long enough.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.first().map(|(until, _)| *until)
     }
@@ -266,7 +266,7 @@ impl State {
         (self.place(conn, at.scope, &at.space), at.key.to_vec())
     }
 
-    /// How many arrivals make a barrier of `who` at `place`.
+    /// Returns how many arrivals make a barrier of `who` at `place`.
     fn needed(&self, place: &Place, who: Who) -> usize {
         let on = |member: &&Member| match &place.0 {
             None => true,

@@ -27,7 +27,7 @@ fn arrive(series: &Series, step: u64, members: u32) -> Request {
     Request::Arrive { series: series.clone(), step, who, wait_ms: 1000 }
 }
 
-/// Members 0.. of a job, all on node `a`.
+/// Returns members 0.. of a job, all on node `a`.
 fn world(members: u64) -> State {
     let mut state = State::new("j".into(), 0);
     for conn in 0..members {
