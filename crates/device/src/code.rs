@@ -11,7 +11,7 @@ pub enum Code<T> {
 }
 
 impl<T> Code<T> {
-    /// All images, in order.
+    /// Returns all images, in order.
     pub fn images(&self) -> &[T] {
         match self {
             Code::Whole(image) => std::slice::from_ref(image),

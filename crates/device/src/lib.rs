@@ -49,34 +49,35 @@ pub trait Host: Send + Sync {
     fn host_function(&self, token: u64, done: Done);
     /// Keeps what a kernel printed for the client's next synchronisation.
     fn output(&self, target: OutputTarget, bytes: &[u8]);
-    /// The context's error is now `error`, for good: the client is told before any later reply.
+    /// Makes `error` the context's, for good: the client is told before any later reply.
     fn fault(&self, ctx: CtxId, error: CuError);
-    /// As [`Self::fault`], for a reason that is known.
+    /// Does as [`Self::fault`], for a reason that is known.
     fn fault_by(&self, ctx: CtxId, error: CuError, what: &str) {
         self.log(&format!("context {}: {error}: {what}", ctx.0));
         self.fault(ctx, error);
     }
-    /// No submitted operation is unfinished any more: a hint that lets idle synchronisations stay
+    /// Hints that no submitted operation is unfinished any more, so that idle synchronisations stay
     /// local. The host checks it with [`Backend::is_idle`], from inside this call. Called before
     /// the [`Done`]s of the last operation, so that a synchronised client finds itself idle.
     fn idle(&self);
-    /// Whether the dispatcher's thread may spin for a moment: this process has processors to spare,
-    /// the client has sent no more, and no checkpoint begins.
+    /// Returns whether the dispatcher's thread may spin for a moment: this process has processors
+    /// to spare, the client has sent no more, and no checkpoint begins.
     fn may_spin(&self) -> bool {
         false
     }
-    /// One line for the job's log.
+    /// Writes one line to the job's log.
     fn log(&self, line: &str);
     /// Devices that check the program have found something: all that they have found so far.
     fn found(&self, findings: &Findings) {
         let _ = findings;
     }
-    /// Who wants to hear what the devices do and when: nobody, unless the program is traced.
+    /// Returns who wants to hear what the devices do and when: nobody, unless the program is
+    /// traced.
     fn tracer(&self) -> Option<Arc<dyn trace::Tracer>> {
         None
     }
-    /// An allocation fails for want of a device's memory: gives back what is held there for a
-    /// restart, and says whether that was anything.
+    /// Gives back what is held of a device's memory for a restart, as an allocation fails for want
+    /// of it, and says whether that was anything.
     fn release_held(&self) -> bool {
         false
     }
@@ -88,26 +89,26 @@ pub type Query = Result<(), CuError>;
 /// All devices of one client. What not every kind of device can do is a role of its own.
 pub trait Backend: Send + Sync {
     fn devices(&self) -> Vec<DeviceInfo>;
-    /// What cuDriverGetVersion answers.
+    /// Returns what cuDriverGetVersion answers.
     fn driver_version(&self) -> u32;
 
-    /// The client has ended: what can only be said by now is told.
+    /// Tells what can only be said by now that the client has ended.
     fn conclude(&self) {}
 
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError>;
     fn destroy_context(&self, ctx: CtxId) -> Result<(), CuError>;
-    /// CUlimit; UNSUPPORTED_LIMIT where the device has no such limit.
+    /// Sets a CUlimit; UNSUPPORTED_LIMIT where the device has no such limit.
     fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError>;
     fn limit(&self, ctx: CtxId, limit: u32) -> Result<u64, CuError>;
 
-    /// A slab of the device's free memory at an address of the client's choice (2 MiB granules);
-    /// OUT_OF_MEMORY where there is not so much.
+    /// Maps a slab of the device's free memory at an address of the client's choice (2 MiB
+    /// granules); OUT_OF_MEMORY where there is not so much.
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError>;
     /// Ends a slab, which no work uses.
     fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError>;
     fn free_memory(&self, device: u32) -> Result<u64, CuError>;
-    /// Bytes of the device that the client has. Asked on any thread, whatever is going on: `None`
-    /// where that cannot be told at once.
+    /// Returns how many bytes of the device the client has. Asked on any thread, whatever is going
+    /// on: `None` where that cannot be told at once.
     fn used_memory(&self, device: u32) -> Option<u64> {
         let _ = device;
         None
@@ -139,7 +140,7 @@ pub trait Backend: Send + Sync {
         Err(CuError::INVALID_VALUE)
     }
 
-    /// Zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
+    /// Makes zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
     /// OUT_OF_MEMORY where there is not so much. `shareable`: it can be exported.
     fn create_handle(
         &self,
@@ -160,20 +161,20 @@ pub trait Backend: Send + Sync {
     ) -> Result<(), CuError>;
     /// Ends mappings, each as a whole.
     fn unmap_handle(&self, addr: u64, size: u64) -> Result<(), CuError>;
-    /// What `device` may do with mapped memory: CUmemAccess_flags.
+    /// Sets what `device` may do with mapped memory: CUmemAccess_flags.
     fn set_access(&self, addr: u64, size: u64, device: u32, access: u32) -> Result<(), CuError>;
 
     fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError>;
-    /// A mipmapped array, whose levels are arrays; `desc` is the first's shape.
+    /// Makes a mipmapped array, whose levels are arrays; `desc` is the first's shape.
     fn create_mipmap(
         &self,
         ctx: CtxId,
         levels: &[ArrayId],
         desc: &ArrayDesc,
     ) -> Result<(), CuError>;
-    /// A mipmapped array goes with the last of its levels.
+    /// Destroys an array; a mipmapped array goes with the last of its levels.
     fn destroy_array(&self, array: ArrayId) -> Result<(), CuError>;
-    /// The handle that kernels receive.
+    /// Returns the handle that kernels receive.
     fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError>;
     fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError>;
 
@@ -183,15 +184,14 @@ pub trait Backend: Send + Sync {
         module: ModuleId,
         code: Code<Vec<u8>>,
     ) -> Result<(), LoadError>;
-    /// A kernel by name, which launches name by `index` from now on; NOT_FOUND where there is none.
-    /// The index is the module's next, or one that this kernel has already.
+    /// Finds a kernel by name, which launches name by `index` from now on; NOT_FOUND where there is
+    /// none. The index is the module's next, or one that this kernel has already.
     fn kernel(&self, module: ModuleId, index: u32, name: &str) -> Result<KernelInfo, CuError>;
-    /// The names of all kernels.
+    /// Returns the names of all kernels.
     fn kernel_names(&self, module: ModuleId) -> Result<Vec<String>, CuError>;
-    /// A variable by name; NOT_FOUND where there is none.
+    /// Finds a variable by name; NOT_FOUND where there is none.
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError>;
-    /// CUfunction_attribute: what a program sets for a kernel's launches. Ignored where it means
-    /// nothing.
+    /// Sets a CUfunction_attribute for a kernel's launches. Ignored where it means nothing.
     fn set_kernel_attribute(
         &self,
         kernel: KernelRef,
@@ -209,7 +209,7 @@ pub trait Backend: Send + Sync {
         priority: i32,
     ) -> Result<(), CuError>;
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CuError>;
-    /// `interprocess`: it can be exported.
+    /// Makes an event; `interprocess`: it can be exported.
     fn create_event(
         &self,
         event: EventId,
@@ -221,29 +221,29 @@ pub trait Backend: Send + Sync {
     /// Appends `op` to `stream`. An error is a fault of the stream's context.
     fn submit(&self, stream: StreamId, op: StreamOp) -> Result<(), CuError>;
 
-    /// `done` runs when everything submitted to the stream so far is over, with the context's
+    /// Runs `done` when everything submitted to the stream so far is over, with the context's
     /// sticky error if there is one.
     fn when_stream_idle(&self, stream: StreamId, done: Done);
     fn when_context_idle(&self, ctx: CtxId, done: Done);
     fn when_event_done(&self, event: EventId, done: Done);
-    /// NOT_READY while work is pending.
+    /// Returns NOT_READY while work is pending.
     fn query_stream(&self, stream: StreamId) -> Query;
     fn query_event(&self, event: EventId) -> Query;
-    /// Whether no submitted operation is unfinished. Takes no lock (one atomic count, raised before
-    /// `submit` returns), because [`Host::idle`] asks it.
+    /// Returns whether no submitted operation is unfinished. Takes no lock (one atomic count,
+    /// raised before `submit` returns), because [`Host::idle`] asks it.
     fn is_idle(&self) -> bool;
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError>;
 
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError>;
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError>;
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError>;
-    /// `priorities`: a hint, by the nodes' own.
+    /// Makes a graph ready to be launched; `priorities`: a hint, by the nodes' own.
     fn graph_ready(&self, exec: GraphExecId, priorities: bool) -> Result<(), CuError>;
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError>;
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError>;
 
-    /// Whether everything that was submitted is over, on threads of the backend's own as well.
-    /// Asked while nothing is dispatched; the client still runs host functions.
+    /// Returns whether everything that was submitted is over, on threads of the backend's own as
+    /// well. Asked while nothing is dispatched; the client still runs host functions.
     fn at_rest(&self) -> bool {
         self.is_idle()
     }
@@ -256,11 +256,11 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// What other processes' backends may open; `None`: nothing.
+    /// Returns what other processes' backends may open; `None`: nothing.
     fn interprocess(&self) -> Option<&dyn Interprocess> {
         None
     }
-    /// What the driver places; `None` where the client places everything.
+    /// Returns what the driver places; `None` where the client places everything.
     fn placing(&self) -> Option<&dyn Placing> {
         None
     }
@@ -272,7 +272,7 @@ pub trait Backend: Send + Sync {
     fn restores(&self, _: Ordered) -> Option<&dyn Restore> {
         None
     }
-    /// Swapping memory out and in, in the order that [`Swapped`] keeps.
+    /// Returns the role of swapping memory out and in, in the order that [`Swapped`] keeps.
     fn swaps(&self, _: Ordered) -> Option<&dyn Swap> {
         None
     }

@@ -122,7 +122,7 @@ impl Restoring<'_> {
         &self.backend
     }
 
-    /// All objects have been made: bytes may come.
+    /// Goes on to the bytes, as all objects have been made.
     pub fn made(self) -> Result<Filling, SnapshotError> {
         self.role()?.restore_notes(self.notes)?;
         Ok(Filling { backend: self.backend })
@@ -149,7 +149,7 @@ impl Filling {
         restores(&*self.backend)?.restore_from(parts)
     }
 
-    /// Whether bytes may come so, of which none is looked at on its way.
+    /// Returns whether bytes may come so, of which none is looked at on its way.
     pub fn takes_held(&self) -> Result<bool, SnapshotError> {
         Ok(restores(&*self.backend)?.takes_held())
     }

@@ -48,33 +48,34 @@ impl Ranges {
         found
     }
 
-    /// The range, as (address, length), that holds an address.
+    /// Returns the range, as (address, length), that holds an address.
     pub fn holding(&self, addr: u64) -> Option<(u64, u64)> {
         let (&start, &len) = self.by_addr.range(..=addr).next_back()?;
         (addr - start < len).then_some((start, len))
     }
 
-    /// The ranges next to an address that is in none, below it and above it.
+    /// Returns the ranges next to an address that is in none, below it and above it.
     pub fn beside(&self, addr: u64) -> [Option<(u64, u64)>; 2] {
         let pair = |(&start, &len): (&u64, &u64)| (start, len);
         let below = self.by_addr.range(..=addr).next_back().map(pair);
         [below, self.by_addr.range(addr..).next().map(pair)]
     }
 
-    /// Whether a range lies in one of these.
+    /// Returns whether a range lies in one of these.
     pub fn contain(&self, addr: u64, size: u64) -> bool {
         self.holding(addr).is_some_and(|(start, len)| size <= len - (addr - start))
     }
 
-    /// The parts of [start, end) that are in these: first byte, and what is behind the last.
+    /// Returns the parts of [start, end) that are in these: first byte, and what is behind the
+    /// last.
     pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let first = self.holding(start).map_or(start, |(base, _)| base);
         let hit = self.by_addr.range(first..end.max(first));
         hit.map(move |(at, len)| ((*at).max(start), (at + len).min(end)))
     }
 
-    /// The parts of [start, end) that are in none of these: first byte, and what is behind the
-    /// last.
+    /// Returns the parts of [start, end) that are in none of these: first byte, and what is behind
+    /// the last.
     pub fn between(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let mut at = start;
         let last = (end.max(start), end.max(start));
@@ -85,7 +86,7 @@ impl Ranges {
         })
     }
 
-    /// Whether every byte of a range is in some of these; what touches counts as one.
+    /// Returns whether every byte of a range is in some of these; what touches counts as one.
     pub fn cover(&self, addr: u64, size: u64) -> bool {
         let Some(end) = addr.checked_add(size) else { return false };
         let mut at = addr;
@@ -98,23 +99,23 @@ impl Ranges {
         true
     }
 
-    /// Whether a range shares a byte with one of these.
+    /// Returns whether a range shares a byte with one of these.
     pub fn overlap(&self, addr: u64, size: u64) -> bool {
         let before = self.by_addr.range(..addr.saturating_add(size)).next_back();
         before.is_some_and(|(start, len)| start + len > addr)
     }
 
-    /// Bytes in all.
+    /// Returns how many bytes there are in all.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many ranges there are.
+    /// Returns how many ranges there are.
     pub fn count(&self) -> usize {
         self.by_addr.len()
     }
 
-    /// (address, length) of each, in order.
+    /// Returns (address, length) of each, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.by_addr.iter().map(|(addr, len)| (*addr, *len))
     }

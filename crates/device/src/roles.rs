@@ -71,8 +71,8 @@ pub trait Restore {
     fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError>;
     /// Takes memory that a snapshot of another process has exported, until the end.
     fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError>;
-    /// Whether bytes may come so: none of them has to be looked at on its way. By default they may
-    /// not.
+    /// Returns whether bytes may come so: none of them has to be looked at on its way. By default
+    /// they may not.
     fn takes_held(&self) -> bool {
         false
     }

@@ -52,13 +52,13 @@ pub struct Known {
 }
 
 impl Known {
-    /// Nothing as yet.
+    /// Makes a list of nothing as yet.
     pub fn nothing(keys: Keys) -> Known {
         Known { keys, snapshot: 0, pieces: HashMap::new(), leave: false }
     }
 
-    /// The runs of blocks in a piece that now has these digests: [from, to) from its beginning, and
-    /// whether its bytes are known. Side by side and all of it.
+    /// Returns the runs of blocks in a piece that now has these digests: [from, to) from its
+    /// beginning, and whether its bytes are known. Side by side and all of it.
     pub fn compare(&self, piece: &Piece, now: &[Option<Digest>]) -> Vec<(u64, u64, bool)> {
         let before = self.pieces.get(piece);
         let known = |index: usize| {
@@ -81,7 +81,7 @@ impl Known {
 /// What the devices held at one moment. It lasts until it is dropped, which gives back the memory
 /// that it takes; the devices run on meanwhile.
 pub trait Snapshot: Send + Sync {
-    /// All that there is to store; no byte twice. What is in none of them reads as zero.
+    /// Returns all that there is to store; no byte twice. What is in none of them reads as zero.
     fn pieces(&self) -> &[Piece];
     /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads.
     /// Blocks while they travel.
@@ -98,9 +98,9 @@ pub trait Snapshot: Send + Sync {
     ) -> Result<bool, CuError> {
         Ok(false)
     }
-    /// The digests of one of the pieces; `None` where the device has computed none. Of a snapshot
-    /// that was taken with something [`Known`], bytes that this shows to be known cannot be read:
-    /// there is no copy.
+    /// Returns the digests of one of the pieces; `None` where the device has computed none. Of a
+    /// snapshot that was taken with something [`Known`], bytes that this shows to be known cannot
+    /// be read: there is no copy.
     fn digests(&self, _piece: &Piece) -> Option<Digests> {
         None
     }
@@ -114,8 +114,8 @@ pub trait Snapshot: Send + Sync {
     fn written_since(&self, _piece: &Piece, _number: u64) -> Option<Vec<bool>> {
         None
     }
-    /// Bytes for [`crate::NewBackend::begin_restore`]: what else a new backend must know (which
-    /// ranges are valid, when events were recorded), 64 MiB at most.
+    /// Returns the bytes for [`crate::NewBackend::begin_restore`]: what else a new backend must
+    /// know (which ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
     /// Returns what has left the devices' memory since the snapshot was taken; by default nothing
     /// does.
@@ -127,12 +127,13 @@ pub trait Snapshot: Send + Sync {
     fn lend(&self) -> Result<Vec<HeldPart>, CuError> {
         Ok(Vec::new())
     }
-    /// Where so many bytes from `start` on, all of one piece, lie in the memory that it lends;
-    /// `None` where they do not, or not in one place.
+    /// Returns where so many bytes from `start` on, all of one piece, lie in the memory that it
+    /// lends; `None` where they do not, or not in one place.
     fn lent(&self, _piece: &Piece, _start: u64, _bytes: u64) -> Option<HeldPlace> {
         None
     }
-    /// What of it lies in memory of the devices that can outlive this process; by default nothing.
+    /// Returns what of it lies in memory of the devices that can outlive this process; by default
+    /// nothing.
     fn export(&self) -> Result<Held, CuError> {
         Ok(Held::default())
     }

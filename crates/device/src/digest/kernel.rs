@@ -18,12 +18,12 @@ pub const GATHER: &str = "kedge_gather";
 const AHEAD: usize = 8;
 
 impl Keys {
-    /// The kernel's third parameter points to these.
+    /// Returns the words that the kernel's third parameter points to.
     pub fn powers(&self) -> impl Iterator<Item = u64> + '_ {
         self.powers.iter().flatten().copied()
     }
 
-    /// The kernel's fourth parameter.
+    /// Returns the kernel's fourth parameter.
     pub fn parameter(&self) -> Vec<u64> {
         let words = self.words.chunks(2).map(|pair| {
             let high = pair.get(1).copied().unwrap_or(0);
@@ -33,7 +33,7 @@ impl Keys {
     }
 }
 
-/// Both kernels.
+/// Returns both kernels.
 pub fn text() -> String {
     let mut text = String::from(".version 7.0\n.target sm_70\n.address_size 64\n");
     text.push_str(&digest());
@@ -90,7 +90,7 @@ fn digest() -> String {
     body.0
 }
 
-/// The block's span, the keys, and nothing in the sums.
+/// Writes the kernel's beginning: the block's span, the keys, and nothing in the sums.
 fn begin(body: &mut Body) {
     put!(body, "mov.u32 %thread, %tid.x");
     put!(body, "mov.u32 %block, %ctaid.x");
@@ -112,7 +112,7 @@ fn begin(body: &mut Body) {
     }
 }
 
-/// A column's words of a group of rows; zeros behind the end.
+/// Loads a column's words of a group of rows; zeros behind the end.
 fn load_group(body: &mut Body) {
     for row in 0..GROUP {
         let m = row * 4;

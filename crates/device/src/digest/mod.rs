@@ -45,7 +45,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// New ones, of the system's randomness.
+    /// Draws new keys, of the system's randomness.
     pub fn draw() -> io::Result<Keys> {
         let mut bytes = [0; WORDS * 4 + LANES * 8];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -72,7 +72,7 @@ impl Keys {
         Keys { words, points, powers }
     }
 
-    /// The digest of one block: of `bytes`, [`BLOCK`] at most.
+    /// Returns the digest of one block: of `bytes`, [`BLOCK`] at most.
     pub fn digest(&self, bytes: &[u8]) -> Digest {
         let mut values = vec![[0_u64; LANES]; COLUMNS];
         let mut sums = vec![[0_u64; COLUMNS * 2]; LANES];
@@ -97,7 +97,7 @@ impl Keys {
         self.total(&values)
     }
 
-    /// The keys of a row of a group: two for each half of a word, for each lane.
+    /// Returns the keys of a row of a group: two for each half of a word, for each lane.
     fn words_of(&self, row: usize) -> [[u32; 4]; LANES] {
         std::array::from_fn(|lane| std::array::from_fn(|n| self.words[row * 4 + lane * 2 + n]))
     }
@@ -114,7 +114,7 @@ impl Keys {
         }
     }
 
-    /// All columns together.
+    /// Returns all columns together.
     fn total(&self, values: &[[u64; LANES]]) -> Digest {
         std::array::from_fn(|lane| {
             let columns = values.iter().zip(&self.powers);
@@ -138,12 +138,12 @@ fn add_row(sums: &mut [[u64; COLUMNS * 2]], row: &[u8], keys: &[[u32; 4]; LANES]
     }
 }
 
-/// A number that is the same modulo P, 2^61 + 6 at most.
+/// Returns a number that is the same modulo P, 2^61 + 6 at most.
 const fn fold(number: u64) -> u64 {
     (number & P) + (number >> 61)
 }
 
-/// The product modulo P of numbers below 2^62 and 2^61 + 8: below 2^61 + 8.
+/// Returns the product modulo P of numbers below 2^62 and 2^61 + 8: below 2^61 + 8.
 const fn multiply(a: u64, b: u64) -> u64 {
     let product = a as u128 * b as u128;
     fold((product as u64 & P) + (product >> 61) as u64)
@@ -175,7 +175,7 @@ mod tests {
         (0..bytes).map(next).collect()
     }
 
-    /// What the documentation says, word by word.
+    /// Returns what the documentation says, word by word.
     fn plain(keys: &Keys, bytes: &[u8]) -> Digest {
         let word = |n: usize| {
             let byte = |i| u32::from(bytes.get(n * 4 + i).copied().unwrap_or(0));
