@@ -90,7 +90,7 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The seals that a file has whose length stays.
+/// Returns the seals that a file has whose length stays.
 fn seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
 }
@@ -186,7 +186,7 @@ impl Account {
     }
 }
 
-/// Where a slot begins.
+/// Returns where a slot begins.
 fn at(slot: u32) -> u64 {
     u64::from(slot) * SLOT as u64
 }

@@ -27,12 +27,12 @@ fn hex(key: &PeerKey) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A name as text, for an image's manifest.
+/// Writes a name as text, for an image's manifest.
 pub fn text(name: &PeerName) -> String {
     hex(&name.proxy) + &hex(&name.key)
 }
 
-/// What [`text`] has written.
+/// Reads what [`text`] has written.
 pub fn parse(text: &str) -> Option<PeerName> {
     let (proxy, key) = text.split_at_checked(32)?;
     Some(PeerName { proxy: key_of(proxy)?, key: key_of(key)? })
@@ -47,7 +47,7 @@ fn key_of(text: &str) -> Option<PeerKey> {
     Some(key)
 }
 
-/// Whoever asks for `name` finds `address`.
+/// Notes that whoever asks for `name` finds `address`.
 pub fn note(folder: &Path, name: &PeerKey, address: &PeerKey) -> io::Result<()> {
     let fresh = folder.join(format!("{PREFIX}{}.new", hex(name)));
     let _ = std::fs::remove_file(&fresh);
@@ -55,7 +55,7 @@ pub fn note(folder: &Path, name: &PeerKey, address: &PeerKey) -> io::Result<()> 
     std::fs::rename(fresh, path(folder, name))
 }
 
-/// Where the proxy of that name listens, if it is one in another's place.
+/// Returns where the proxy of that name listens, if it is one in another's place.
 pub fn find(folder: &Path, name: &PeerKey) -> Option<PeerKey> {
     key_of(std::fs::read_link(path(folder, name)).ok()?.to_str()?)
 }
@@ -70,8 +70,8 @@ pub fn clear(folder: &Path) {
     }
 }
 
-/// What a proxy that is being restored has under that name, once it is there, unless `fails` says
-/// that it will never be.
+/// Returns what a proxy that is being restored has under that name, once it is there, unless
+/// `fails` says that it will never be.
 fn wait_for_it(
     folder: &Path,
     name: &PeerName,
@@ -95,13 +95,13 @@ fn wait_for_it(
     }
 }
 
-/// For a proxy that is being restored itself, and is ended if another fails.
+/// Waits on behalf of a proxy that is being restored itself, and is ended if another fails.
 pub fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::Result<Shared> {
     wait_for_it(folder, name, limit, || false)
 }
 
-/// A descriptor of memory that a proxy which is being restored has under that name, once it is
-/// there, unless `fails` says that it will never be.
+/// Returns a descriptor of memory that a proxy which is being restored has under that name, once it
+/// is there, unless `fails` says that it will never be.
 pub fn descriptor(folder: &Path, name: &PeerName, fails: impl Fn() -> bool) -> io::Result<OwnedFd> {
     let none = || io::Error::other("what is shared under that name is no memory");
     wait_for_it(folder, name, WAIT_TIMEOUT, fails)?.fd.ok_or_else(none)

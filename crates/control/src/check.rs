@@ -103,7 +103,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing was found.
+    /// Returns whether nothing was found.
     pub fn is_empty(&self) -> bool {
         self.findings.is_empty() && self.more == 0
     }

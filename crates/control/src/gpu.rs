@@ -225,8 +225,8 @@ fn list(f: &mut fmt::Formatter<'_>, begin: char, numbers: &[u32]) -> fmt::Result
     numbers.try_for_each(|(at, number)| write!(f, "{}{number}", if at == 0 { begin } else { ',' }))
 }
 
-/// Half of the machine's memory, or of our cgroup's limit, shared among `devices`; whole 256 MiB,
-/// and at least one of them.
+/// Returns half of the machine's memory, or of our cgroup's limit, shared among `devices`; whole
+/// 256 MiB, and at least one of them.
 pub fn default_memory(devices: u32) -> u64 {
     const STEP: u64 = 256 << 20;
     let machine = read_number("/proc/meminfo", "MemTotal:").map(|kib| kib << 10);
@@ -235,7 +235,7 @@ pub fn default_memory(devices: u32) -> u64 {
     (available / 2 / u64::from(devices.max(1)) / STEP * STEP).max(STEP)
 }
 
-/// The number that follows `key` at the start of a line of `path`.
+/// Returns the number that follows `key` at the start of a line of `path`.
 pub fn read_number(path: &str, key: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;

@@ -193,7 +193,7 @@ macro_rules! refused {
     ($($event:tt)+) => { $crate::job_event!(WARN Refused, $($event)+) };
 }
 
-/// `2026-11-20T19:35:00.123Z`.
+/// Returns the time as `2026-11-20T19:35:00.123Z`.
 pub fn timestamp(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
@@ -207,8 +207,8 @@ pub fn timestamp(at: SystemTime) -> String {
     )
 }
 
-/// Year, month and day of a day since 1970-01-01, counting years from March so that the leap day
-/// comes last.
+/// Returns year, month and day of a day since 1970-01-01, counting years from March so that the
+/// leap day comes last.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);

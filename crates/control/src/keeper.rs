@@ -136,7 +136,7 @@ pub fn hand_over(
     agreed(channel.receive(REPLY_TIMEOUT)?.0)
 }
 
-/// The other side of [`hand_over`]: takes what follows the `order`, which came with `fds`.
+/// Takes what follows the `order` of [`hand_over`], which came with `fds`.
 pub fn take_over(asker: &Asker, order: Ask, fds: Vec<OwnedFd>) -> Result<Handed, KeeperError> {
     let Ask::Hold { image, file, bytes, checksum, on_devices, parts: count } = order else {
         return Err(KeeperError::Nonsense);
@@ -163,13 +163,14 @@ pub fn take_over(asker: &Asker, order: Ask, fds: Vec<OwnedFd>) -> Result<Handed,
     Ok(Handed { image: image.into_inner(), file, on_devices, memory, parts })
 }
 
-/// The image is durable: what was handed over for its `clients` is held for `ttl`.
+/// Tells the keeper that the image is durable: what was handed over for its `clients` is held for
+/// `ttl`.
 pub fn commit(keeper: &Path, image: &Path, clients: u32, ttl: Duration) -> Result<(), KeeperError> {
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     agreed(ask(keeper, &Ask::Commit { image: text(image), clients, ttl_ms })?)
 }
 
-/// There will be no such image.
+/// Tells the keeper that there will be no such image.
 pub fn discard(keeper: &Path, image: &Path) -> Result<(), KeeperError> {
     agreed(ask(keeper, &Ask::Discard { image: text(image) })?)
 }

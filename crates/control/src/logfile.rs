@@ -77,7 +77,7 @@ impl Appended {
     }
 }
 
-/// Which file it is.
+/// Returns which file it is.
 fn identity(of: &fs::Metadata) -> (u64, u64) {
     (of.dev(), of.ino())
 }

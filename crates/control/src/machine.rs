@@ -118,8 +118,8 @@ impl Machine {
         Channel::new(socket).send(&description, &[], LIMIT)
     }
 
-    /// The devices of a job that names none: the GPUs where there are some with a driver, else one
-    /// software device. And why, in words.
+    /// Returns the devices of a job that names none: the GPUs where there are some with a driver,
+    /// else one software device. And why, in words.
     ///
     /// A GPU that is there but cannot be used is not passed over in silence: the job then fails
     /// with what is wrong, because a software device is slower by orders of magnitude.

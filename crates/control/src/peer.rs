@@ -53,7 +53,7 @@ impl PeerListener {
         Ok(PeerListener { listener: UnixListener::bind_addr(&address(&name)?)?, name })
     }
 
-    /// What [`ask_peer`] finds it by.
+    /// Returns what [`ask_peer`] finds it by.
     pub fn name(&self) -> PeerKey {
         self.name
     }
@@ -92,7 +92,7 @@ pub fn ask_peer(name: &PeerKey, key: &PeerKey) -> Result<Option<Shared>, SocketE
     Ok(answer.ok().map(|Answer { note }| Shared { fd: fds.pop(), note: note.into_inner() }))
 }
 
-/// A new key.
+/// Draws a new key.
 pub fn random() -> io::Result<PeerKey> {
     let mut key = PeerKey::default();
     File::open("/dev/urandom")?.read_exact(&mut key)?;

@@ -159,7 +159,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// It and the proxy's end.
+    /// Makes a channel and the proxy's end of it.
     pub fn pair() -> io::Result<(Control, OwnedFd)> {
         let (channel, far) = Channel::pair()?;
         Ok((Control::of(channel), far))
@@ -169,12 +169,12 @@ impl Control {
         Control { channel, last: AtomicU64::new(0) }
     }
 
-    /// To a proxy that another process has started.
+    /// Makes a channel to a proxy that another process has started.
     pub fn to(socket: OwnedFd) -> Control {
         Control::of(Channel::new(socket))
     }
 
-    /// The socket, for another process.
+    /// Returns the socket, for another process.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.channel.socket()
     }
@@ -207,12 +207,12 @@ impl Control {
         })
     }
 
-    /// The answer to the order that was given last. Those to orders before it are dropped.
+    /// Takes the answer to the order that was given last. Those to orders before it are dropped.
     pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
         self.answer_with(limit).map(|(answer, _)| answer)
     }
 
-    /// The same, with the descriptors that came with it.
+    /// Takes the same, with the descriptors that came with it.
     pub fn answer_with(&self, limit: Duration) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
         let until = Instant::now() + limit;
         let last = self.last.load(Ordering::Relaxed);
@@ -228,7 +228,7 @@ impl Control {
         }
     }
 
-    /// An order that is answered with yes or no.
+    /// Gives an order that is answered with yes or no.
     pub fn does(&self, order: &Order, limit: Duration) -> Result<bool, ControlError> {
         match self.ask(order, &[], limit)? {
             Answer::Yes {} => Ok(true),

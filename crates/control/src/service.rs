@@ -39,7 +39,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// `name` is that of its threads, at most 15 bytes.
+    /// Makes a service; `name` is that of its threads, at most 15 bytes.
     pub fn new(name: &'static str, limits: Limits) -> Service {
         Service { name, limits, connections: Arc::default() }
     }
@@ -75,7 +75,7 @@ impl Service {
         let _ = thread::Builder::new().name(self.name.into()).spawn(answering);
     }
 
-    /// A place among those that are answered, until it is dropped.
+    /// Takes a place among those that are answered, until it is dropped.
     fn place(&self) -> Option<Place> {
         let place = Place(Arc::clone(&self.connections));
         let before = place.0.fetch_add(1, Ordering::SeqCst);
@@ -116,7 +116,7 @@ impl Asker {
         frame::send(self.stream.as_fd(), reply, fds, Deadline::after(self.limits.reply))
     }
 
-    /// The connection, for what is not said in [`kedge_wire`] messages.
+    /// Returns the connection, for what is not said in [`kedge_wire`] messages.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }

@@ -74,7 +74,7 @@ impl FarSession {
         noted(folder).filter_map(|path| Self::take_one(&path).flatten()).collect()
     }
 
-    /// `None` where there is no such file.
+    /// Takes the session of one file; `None` where there is no such file.
     fn take_one(path: &Path) -> Option<Option<FarSession>> {
         let mut text = Vec::new();
         let read = File::open(path).ok()?.take(MAX).read_to_end(&mut text);

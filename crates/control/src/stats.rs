@@ -243,7 +243,7 @@ fn or_none(list: &[String]) -> String {
     if list.is_empty() { "none".to_owned() } else { list.join(", ") }
 }
 
-/// Bytes for people: three digits that count.
+/// Writes bytes for people: three digits that count.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

@@ -167,7 +167,7 @@ impl Writer {
         self.lost = self.lost.saturating_add(count);
     }
 
-    /// Bytes that are not in the file yet.
+    /// Returns how many bytes are not in the file yet.
     pub fn waiting(&self) -> usize {
         self.buffer.len()
     }

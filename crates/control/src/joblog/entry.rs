@@ -49,7 +49,7 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or(Kind::Plain)
     }
 
-    /// The level of lines that tell none.
+    /// Returns the level of lines that tell none.
     pub(super) fn level(self) -> Level {
         match self {
             Kind::Note => Level::Info,

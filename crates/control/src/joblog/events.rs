@@ -48,7 +48,7 @@ fn current() -> Option<Arc<Sink>> {
 struct Events;
 
 impl Subscriber for Events {
-    /// Whether an event is wanted depends on the thread.
+    /// Says that it depends on the thread whether an event is wanted.
     fn register_callsite(&self, about: &'static Metadata<'static>) -> Interest {
         if about.is_event() { Interest::sometimes() } else { Interest::never() }
     }

@@ -122,7 +122,7 @@ impl<'a> Line<'a> {
         self.target.or(self.name()).is_some_and(inside)
     }
 
-    /// The process's name: what a line without a target is from.
+    /// Returns the process's name: what a line without a target is from.
     fn name(&self) -> Option<&'a str> {
         let (name, _) = self.process?.split_once('[')?;
         Some(name)
@@ -140,7 +140,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// `TIME LEVEL TARGET JOB@HOST WHO: TEXT`, or `TIME WHO: TEXT`.
+/// Parses `TIME LEVEL TARGET JOB@HOST WHO: TEXT`, or `TIME WHO: TEXT`.
 fn timed(line: &str) -> Option<Line<'_>> {
     let (time, rest) = line.split_once(' ')?;
     if !(time.ends_with('Z') && time.contains('T')) {
@@ -180,7 +180,7 @@ fn front(rest: &str) -> Option<Front<'_>> {
     Some(Front { level, target, job, host, rest })
 }
 
-/// `[PID LEVEL] TEXT`, or `[PID] TEXT`.
+/// Parses `[PID LEVEL] TEXT`, or `[PID] TEXT`.
 fn shims(line: &str) -> Option<Line<'_>> {
     let (who, text) = line.strip_prefix('[')?.split_once("] ")?;
     let (process, level) = match who.split_once(' ') {
@@ -195,8 +195,8 @@ fn shims(line: &str) -> Option<Line<'_>> {
     Some(Line { time: None, level, target, job: None, host: None, process, text })
 }
 
-/// What a log's line says of something amiss: neither when nor who. `None` for what tells of
-/// nothing amiss, and for what kedge has not written.
+/// Returns what a log's line says of something amiss: neither when nor who. `None` for what tells
+/// of nothing amiss, and for what kedge has not written.
 pub fn telling(line: &str) -> Option<&str> {
     let line = Line::parse(line);
     line.process?;

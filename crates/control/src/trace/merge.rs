@@ -140,7 +140,7 @@ fn line_of(lines: &mut impl BufRead, text: &mut Vec<u8>) -> io::Result<usize> {
     Ok(read)
 }
 
-/// What counts as a span's thread in the trace.
+/// Returns what counts as a span's thread in the trace.
 fn lane(span: &Span) -> u64 {
     match (span.kind, span.device) {
         (Kind::Pause, _) => PAUSES,
