@@ -218,7 +218,7 @@ mod tests {
     use std::net::Shutdown;
     use std::thread;
 
-    /// Two ends of a connection, sealed or plain.
+    /// Makes two ends of a connection, sealed or plain.
     fn pair(is_sealed: bool) -> (Connection, Connection) {
         let (near, near_secrets, far, far_secrets) = match is_sealed {
             true => {

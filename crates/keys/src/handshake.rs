@@ -116,7 +116,7 @@ pub fn connect(
     finished(&verifier, suite, client.dangerous_extract_secrets()).map(|(_, secrets)| secrets)
 }
 
-/// How a server shakes hands: no tickets, no early data, no one without a certificate.
+/// Returns how a server shakes hands: no tickets, no early data, no one without a certificate.
 pub(crate) fn server_config(
     own: &Identity,
     verifier: Arc<Verifier>,
@@ -131,7 +131,7 @@ pub(crate) fn server_config(
     Ok(Arc::new(config))
 }
 
-/// How a client shakes hands: it resumes nothing, and does not tell a server's name.
+/// Returns how a client shakes hands: it resumes nothing, and does not tell a server's name.
 pub(crate) fn client_config(
     own: &Identity,
     verifier: Arc<Verifier>,

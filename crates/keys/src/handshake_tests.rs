@@ -213,7 +213,7 @@ fn key_of(identity: &Identity) -> Arc<dyn SigningKey> {
     ResolvesClientCert::resolve(&*identity.resolver(), &[], &[]).expect("a key").key.clone()
 }
 
-/// What the pair's server says to that, and what it tells the client.
+/// Returns what the pair's server says to that, and what it tells the client.
 fn shows(shown: Shows, pair: &Pair) -> (HandshakeError, String) {
     let verifier = Arc::new(Verifier::new(pair.pins.clone(), None));
     let mut config = (*client_config(&pair.client, verifier).unwrap()).clone();
@@ -221,7 +221,7 @@ fn shows(shown: Shows, pair: &Pair) -> (HandshakeError, String) {
     plain_client(Arc::new(config), pair, &pair.pins)
 }
 
-/// A plain client of rustls connects to the pair's server, which refuses it.
+/// Has a plain client of rustls connect to the pair's server, which refuses it.
 fn plain_client(
     config: Arc<ClientConfig>,
     pair: &Pair,
@@ -292,7 +292,7 @@ fn certificates_out_of_their_time_are_refused() {
     assert!(matches!(refused, Err(HandshakeError::Refused(Refusal::Expired { .. }))));
 }
 
-/// What arrives at a server that is no handshake.
+/// Returns what arrives at a server that is no handshake.
 fn accepted(bytes: &[u8], limit: Duration, pair: &Pair) -> (HandshakeError, Duration) {
     let (mut near, mut far) = connection();
     let begin = Instant::now();

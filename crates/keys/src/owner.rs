@@ -34,12 +34,12 @@ pub fn whose(stream: &TcpStream) -> io::Result<Whose> {
 /// A connection's state that is open on both sides, as the table has it.
 const ESTABLISHED: &str = "01";
 
-/// An address of IPv4 as one of IPv4.
+/// Returns an address of IPv4 as one of IPv4.
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// The user of the socket at `theirs` that is connected to `ours`, in the kernel's table.
+/// Returns the user of the socket at `theirs` that is connected to `ours`, in the kernel's table.
 fn owner(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     let (theirs, ours) = (written(theirs), written(ours));
     table.lines().skip(1).find_map(|line| {
@@ -53,7 +53,7 @@ fn owner(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     })
 }
 
-/// An address as the table has it: words of the machine's byte order, in hexadecimal.
+/// Returns an address as the table has it: words of the machine's byte order, in hexadecimal.
 fn written(address: SocketAddr) -> String {
     let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
     let ip = match address.ip() {

@@ -13,7 +13,7 @@ fn say(from: &mut PskChannel, text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What the other one hears, in pieces of that size; and what it has to say itself.
+/// Returns what the other one hears, in pieces of that size; and what it has to say itself.
 fn hear(to: &mut PskChannel, bytes: &[u8], piece: usize) -> (Vec<u8>, Vec<u8>) {
     let (mut plain, mut out) = (Vec::new(), Vec::new());
     bytes.chunks(piece).for_each(|bytes| to.open(bytes, &mut plain).unwrap());
@@ -21,7 +21,7 @@ fn hear(to: &mut PskChannel, bytes: &[u8], piece: usize) -> (Vec<u8>, Vec<u8>) {
     (plain, out)
 }
 
-/// They greet each other.
+/// Has the two greet each other.
 fn shake(first: &mut PskChannel, second: &mut PskChannel) {
     let (one, two) = (say(first, b""), say(second, b""));
     assert!(!first.is_ready() && !second.is_ready());

@@ -215,8 +215,8 @@ impl Opener {
         }
     }
 
-    /// The same, of bytes that may be changed: of records that are whole among them, only the text
-    /// is copied.
+    /// Returns the same, of bytes that may be changed: of records that are whole among them, only
+    /// the text is copied.
     ///
     /// # Errors
     /// As [`Opener::open`].

@@ -13,14 +13,14 @@ use std::thread;
 const SUITES: [CipherSuite; 2] =
     [CipherSuite::TLS13_AES_256_GCM_SHA384, CipherSuite::TLS13_CHACHA20_POLY1305_SHA256];
 
-/// The ends of one direction, from a record on.
+/// Returns the ends of one direction, from a record on.
 fn ends(suite: CipherSuite, sequence: u64) -> (Sealer, Opener) {
     let key = || TrafficKey { key: [7; 32], iv: [9; 12], sequence };
     let secrets = || Secrets { suite: suite.into(), send: key(), receive: key() };
     (secrets().records().unwrap().0, secrets().records().unwrap().1)
 }
 
-/// Bytes of which none is where another might be.
+/// Returns bytes of which none is where another might be.
 fn text(len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

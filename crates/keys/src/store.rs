@@ -270,7 +270,7 @@ fn pinned(folder: &Folder, file: &str) -> Result<Certificate, KeyError> {
     Certificate::from_pem(&text).map_err(|error| damaged(error.to_string()))
 }
 
-/// The time, in seconds since 1970.
+/// Returns the time, in seconds since 1970.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -40,23 +40,23 @@ impl Drop for Place {
     }
 }
 
-/// A new key pair, valid from and until these seconds since 1970.
+/// Makes a new key pair, valid from and until these seconds since 1970.
 pub(crate) fn identity(label: &str, from: u64, until: u64) -> Identity {
     let text = Identity::make(label, from, until).expect("a key");
     Identity::from_pem(text.as_bytes()).expect("what was made")
 }
 
-/// Its certificate.
+/// Returns its certificate.
 pub(crate) fn certificate(label: &str, from: u64, until: u64) -> Certificate {
     identity(label, from, until).certificate().clone()
 }
 
-/// A name that is one.
+/// Returns a name that is one.
 pub(crate) fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 
-/// A connection of two sockets of this machine.
+/// Makes a connection of two sockets of this machine.
 pub(crate) fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");

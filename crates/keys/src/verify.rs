@@ -34,7 +34,7 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    /// Of whoever is pinned, or of the `expected` one alone.
+    /// Makes a verifier of whoever is pinned, or of the `expected` one alone.
     pub(crate) fn new(pins: Arc<Pins>, expected: Option<Name>) -> Verifier {
         let algorithms = provider().signature_verification_algorithms;
         Verifier { pins, expected, algorithms, verdict: OnceLock::new() }
@@ -63,7 +63,7 @@ impl Verifier {
     }
 }
 
-/// TLS 1.2 is not spoken, so nothing of it is ever to be verified.
+/// Refuses TLS 1.2, which is not spoken, so that nothing of it is ever to be verified.
 fn no_older() -> Error {
     Error::PeerIncompatible(PeerIncompatible::Tls12NotOfferedOrEnabled)
 }
