@@ -65,7 +65,7 @@ impl Claims {
         }
     }
 
-    /// The note of that name, if there is one.
+    /// Returns the note of that name, if there is one.
     fn read(&self, file: &str) -> io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match openat(&self.0, file, flags, Mode::empty()) {

@@ -439,8 +439,8 @@ impl Lender {
         Ok(Some(owner))
     }
 
-    /// A session has begun: has sessions take turns where those of different tenants are on one
-    /// device.
+    /// Has sessions take turns where those of different tenants are on one device, as a session has
+    /// begun.
     fn take_turns(self: &Arc<Lender>, key: &SessionKey, channel: &Arc<Channel>) {
         if !self.sessions.has_begun(key, channel) {
             return;

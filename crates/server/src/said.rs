@@ -57,7 +57,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// What is about nobody.
+    /// Returns what is about nobody.
     pub fn new(event: Event, text: impl Into<String>) -> Said {
         Said { event, text: text.into(), key: None, from: None, gpu: None, proxy: None }
     }

@@ -276,7 +276,7 @@ impl Sessions {
         self.end_before(key, u32::MAX, who)
     }
 
-    /// The same of what an attempt before this one has begun.
+    /// Ends what an attempt before this one has begun, likewise.
     fn end_before(
         &self,
         key: &SessionKey,
@@ -371,7 +371,7 @@ impl Sessions {
 }
 
 impl Session {
-    /// Whose it is.
+    /// Returns whose it is.
     pub(crate) fn name(&self) -> Option<&Name> {
         self.who.as_ref().map(|who| &who.name)
     }
@@ -452,7 +452,7 @@ mod tests {
             self.0.join("proxy")
         }
 
-        /// A client with a key that nobody else has.
+        /// Returns a client with a key that nobody else has.
         fn client(&self, name: &str) -> Client {
             let keys = Keys::at(self.0.join("keys"));
             let made = keys.make(name, Duration::from_secs(1000), true).unwrap();

@@ -70,9 +70,9 @@ pub(crate) fn proxy(
     }
 }
 
-/// Whether a variable of the server's environment is one that proxies need: where the driver is,
-/// how it works, and where they keep what they cache. `another`: it runs as another user, who owns
-/// none of the server's folders.
+/// Returns whether a variable of the server's environment is one that proxies need: where the
+/// driver is, how it works, and where they keep what they cache. `another`: it runs as another
+/// user, who owns none of the server's folders.
 fn is_passed_on(name: &OsStr, another: bool) -> bool {
     let Some(name) = name.to_str() else { return false };
     match name {
@@ -138,7 +138,7 @@ fn lines(mut from: impl Read, say: impl Fn(String)) {
     over(&mut line);
 }
 
-/// A text of which a terminal does nothing but show it.
+/// Returns a text of which a terminal does nothing but show it.
 fn plain(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().filter(|it| !it.is_control()).collect()
 }

@@ -38,9 +38,9 @@ impl Open {
 }
 
 impl Sessions {
-    /// The proxy at the other end of `channel` has its terms, and may be told more. Returns whether
-    /// sessions of different tenants are on one device and nobody sees to their turns: whoever
-    /// hears that does from here on.
+    /// Notes that the proxy at the other end of `channel` has its terms, and may be told more.
+    /// Returns whether sessions of different tenants are on one device and nobody sees to their
+    /// turns.
     pub(crate) fn has_begun(&self, key: &SessionKey, channel: &Arc<Channel>) -> bool {
         let mut open = self.locked();
         // A later attempt may have taken its place, and have no terms as yet.
@@ -52,7 +52,7 @@ impl Sessions {
         begins
     }
 
-    /// Nobody sees to them after all.
+    /// Notes that nobody sees to the turns after all.
     pub(crate) fn give_turns_up(&self) {
         self.locked().taking.by_thread = false;
     }

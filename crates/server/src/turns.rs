@@ -80,7 +80,7 @@ impl Job {
         }
     }
 
-    /// Whether another tenant's job is on a device of its own.
+    /// Returns whether another tenant's job is on a device of its own.
     fn is_shared(&self, all: &[Job]) -> bool {
         all.iter().any(|other| other.tenant() != self.tenant() && self.meets(other))
     }
@@ -92,7 +92,7 @@ impl Seen<'_> {
     }
 }
 
-/// Whether sessions of different tenants are on one device.
+/// Returns whether sessions of different tenants are on one device.
 pub(crate) fn any_shared(all: &[Seen<'_>]) -> bool {
     let jobs = Job::of(all);
     jobs.iter().any(|job| job.is_shared(&jobs))
@@ -161,7 +161,7 @@ impl Turns {
         self.0.entry(job.id).or_default()
     }
 
-    /// Whether another tenant has work where this job may have some.
+    /// Returns whether another tenant has work where this job may have some.
     fn is_contended(&self, job: &Job, all: &[Job], now: Instant) -> bool {
         let wanted = |other: &Job| self.0.get(&other.id).and_then(|known| known.wanted);
         let recently = |at: Instant| now.saturating_duration_since(at) < RECENT;
@@ -326,7 +326,8 @@ mod tests {
         }
     }
 
-    /// But for the moments between one's turn and the next one's, which others have.
+    /// Returns whether the figures agree, but for the moments between one's turn and the next
+    /// one's, which others have.
     fn is_about(value: f64, wanted: f64) -> bool {
         (value / wanted - 1.0).abs() < 0.12
     }
