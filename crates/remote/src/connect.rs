@@ -192,7 +192,7 @@ pub fn end_session(server: &str, session: SessionKey, limit: Duration) -> Result
     ended.map(|Offer {}| ()).map_err(|refused| refused.by(server))
 }
 
-/// Why an answer does not come: it may be in place of one.
+/// Returns why an answer does not come: it may be in place of one.
 pub(crate) fn bad_answer(server: &str, error: FrameError) -> ConnectError {
     let server = server.to_owned();
     let told = match &error {

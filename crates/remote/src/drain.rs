@@ -95,7 +95,7 @@ impl<S: Write + Send> Sink for DrainSink<S> {
         })
     }
 
-    /// The last word tells the length.
+    /// Ends it; the last word tells the length.
     fn finish(&self, _: u64) -> io::Result<()> {
         Ok(())
     }

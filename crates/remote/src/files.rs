@@ -184,7 +184,7 @@ mod tests {
         (path, entry)
     }
 
-    /// What `look` finds in the file at `path`, read from the other end of a connection.
+    /// Returns what `look` finds in the file at `path`, read from the other end of a connection.
     fn far<T: Send>(path: &Path, entry: &FileEntry, look: impl Fn(Layers) -> T + Sync) -> T {
         let here = Layers::elsewhere(vec![ImageFile::open(path, Some(entry)).unwrap()]).unwrap();
         let names = named(&here).unwrap();

@@ -72,7 +72,8 @@ impl Which {
 
 /// Is told what crosses links.
 pub trait Meter: fmt::Debug + Send + Sync {
-    /// Nothing more is read of the connection before it returns: within a second or so.
+    /// Counts bytes that were received. Nothing more is read of the connection before it returns:
+    /// within a second or so.
     fn received(&self, bytes: usize);
     fn sent(&self, bytes: usize);
 }
@@ -241,7 +242,7 @@ impl Links {
         Links::metered(None)
     }
 
-    /// The same, with a meter of what their sockets take and bring.
+    /// Makes the same, with a meter of what their sockets take and bring.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -249,7 +250,7 @@ impl Links {
         Links::of(&Which::BOTH, meter)
     }
 
-    /// The same, of a link that has only a line.
+    /// Makes the same, of a link that has only a line.
     ///
     /// # Errors
     /// A thread cannot be started.

@@ -120,7 +120,7 @@ fn connected(which: Which, seal: Seal, seed: u64, most: u64, cuts: u32) -> (Dial
     (Dials { to_far, numbers, seal, most, cuts }, Takes(at_far))
 }
 
-/// The byte at an offset of a stream.
+/// Returns the byte at an offset of a stream.
 fn byte(stream: u64, at: u64) -> u8 {
     ((at ^ stream << 5).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
