@@ -88,7 +88,7 @@ pub(crate) unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> Result<(), 
     session::get()?.post(&Post::EventCreate { event: id, ctx, timing, interprocess })?;
     let event = Event { id, ctx, timing, interprocess, last: Mutex::new(Last::Never) };
     let handle = EVENTS.insert(event).ok_or(CuError::OUT_OF_MEMORY)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(out, CUevent(handle)) }
 }
 
@@ -107,7 +107,7 @@ pub(crate) unsafe fn cuIpcGetEventHandle(
     }
     let name: Result<PeerName, u32> =
         session::get()?.call(&Call::EventShare { event: event.id })?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(out, pack(&name.map_err(CuError)?)) }
 }
 
@@ -124,7 +124,7 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(
         session::get()?.post(&Post::EventDestroy { event: id })?;
         return Err(CuError::OUT_OF_MEMORY);
     };
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(out, CUevent(handle)) }
 }
 
@@ -279,7 +279,7 @@ pub(crate) unsafe fn cuEventElapsedTime_v2(
     let call = Call::EventElapsed { start: start.id, end: end.id };
     let elapsed: Result<Elapsed, u32> = session::get()?.call(&call)?;
     let elapsed = elapsed.map_err(CuError)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `milliseconds` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(milliseconds, elapsed.milliseconds) }
 }
 
@@ -288,7 +288,7 @@ pub(crate) unsafe fn cuEventElapsedTime(
     start: CUevent,
     end: CUevent,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuEventElapsedTime_v2` asks the same of these arguments as this call does.
     unsafe { cuEventElapsedTime_v2(milliseconds, start, end) }
 }
 

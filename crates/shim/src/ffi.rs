@@ -12,7 +12,8 @@ pub(crate) unsafe fn write<T>(to: *mut T, value: T) -> Result<(), CuError> {
     if to.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: not NULL, so valid by the caller's promise.
+    // SAFETY: `to` is not NULL, and so valid for a write, by this function's contract; it need not
+    // be aligned.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
@@ -24,7 +25,8 @@ pub(crate) unsafe fn write<T>(to: *mut T, value: T) -> Result<(), CuError> {
 #[inline]
 pub(crate) unsafe fn write_optional<T>(to: *mut T, value: T) {
     if !to.is_null() {
-        // SAFETY: not NULL, so valid by the caller's promise.
+        // SAFETY: `to` is not NULL, and so valid for a write, by this function's contract; it need
+        // not be aligned.
         unsafe { to.write_unaligned(value) };
     }
 }
@@ -38,7 +40,8 @@ pub(crate) unsafe fn read<T: Copy>(from: *const T) -> Result<T, CuError> {
     if from.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: not NULL, so valid by the caller's promise.
+    // SAFETY: `from` is not NULL, and so valid for a read, by this function's contract; it need not
+    // be aligned.
     Ok(unsafe { from.read_unaligned() })
 }
 
@@ -53,7 +56,7 @@ pub(crate) unsafe fn read_array<T: Copy>(from: *const T, count: usize) -> Result
     if from.is_null() || count > MAX_ARRAY {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: valid for `count` reads by the caller's promise.
+    // SAFETY: `from` is valid for `count` reads, by this function's contract.
     Ok((0..count).map(|i| unsafe { from.add(i).read_unaligned() }).collect())
 }
 
@@ -68,7 +71,7 @@ pub(crate) unsafe fn string<'a>(from: *const c_char) -> Result<&'a str, CuError>
     if from.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: a C string by the caller's promise.
+    // SAFETY: `from` is a C string, by this function's contract.
     let text = unsafe { CStr::from_ptr(from) };
     text.to_str().map_err(|_| CuError::INVALID_VALUE)
 }

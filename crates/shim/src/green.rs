@@ -113,7 +113,7 @@ unsafe fn give(result: *mut c_void, kind: u32, resource: Resource) -> Result<(),
     if kind != MULTIPROCESSORS {
         return Err(CuError::INVALID_RESOURCE_TYPE);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `result` is NULL or valid for a write, by this function's contract.
     unsafe { ffi::write(result.cast::<Resource>(), resource) }
 }
 
@@ -159,7 +159,8 @@ pub(crate) unsafe fn cuDevSmResourceSplitByCount(
     flags: u32,
     least: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structures and arrays: `result` has room for as many as `groups` says.
+    // SAFETY: `input` is NULL or valid for a read, `groups` for a write, and `result` has room for
+    // as many as `groups` says: the API asks that of the program.
     unsafe {
         let input = ffi::read(input.cast::<Resource>())?.check()?;
         let each = least.max(1);

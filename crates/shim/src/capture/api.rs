@@ -52,7 +52,8 @@ pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
     count: usize,
     mode: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise about the arrays is passed on.
+    // SAFETY: `dependencies` has `count` values, and `data` is NULL or has as many: the API asks
+    // that of the program.
     let tips = unsafe { graph::read_edges(dependencies, data, count) }?;
     graph::check_nodes(graph, &tips)?;
     begin(stream, mode, Some((graph, tips)))
@@ -70,14 +71,14 @@ pub(crate) unsafe fn cuStreamEndCapture(
         graph::destroy(ended.graph)?;
     }
     let graph = if ended.outcome.is_ok() { ended.graph } else { CUgraph::NULL };
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write_optional(out, graph) };
     ended.outcome
 }
 
 /// Returns the calling thread's capture mode and takes the new one.
 pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `mode` is NULL or valid for a read: the API asks that of the program.
     let new = Mode::from_raw(unsafe { ffi::read(mode) }?)?;
     let old = MODE.replace(new) as u32;
     // SAFETY: `mode` is NULL or valid for a write: the API asks that of the program.
@@ -144,7 +145,8 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo(
     let (graph, dependencies) = (null_mut(), null_mut());
     let (edges, count) = (null_mut(), null_mut());
     let out = InfoOut { status, id, graph, dependencies, edges, count };
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` holds pointers that are NULL or valid for a write: the API asks that of the
+    // program.
     unsafe { out.fill(stream) }
 }
 
@@ -157,7 +159,7 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
     count: *mut usize,
 ) -> Result<(), CuError> {
     let edges = null_mut();
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: each pointer is NULL or valid for a write: the API asks that of the program.
     unsafe { InfoOut { status, id, graph, dependencies, edges, count }.fill(stream) }
 }
 
@@ -170,7 +172,7 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
     edges: *mut *const CUgraphEdgeData,
     count: *mut usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: each pointer is NULL or valid for a write: the API asks that of the program.
     unsafe { InfoOut { status, id, graph, dependencies, edges, count }.fill(stream) }
 }
 
@@ -181,7 +183,8 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(
     flags: u32,
 ) -> Result<(), CuError> {
     let data = null();
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuStreamUpdateCaptureDependencies_v2` asks the same of these arguments as this call
+    // does.
     unsafe { cuStreamUpdateCaptureDependencies_v2(stream, dependencies, data, count, flags) }
 }
 
@@ -192,7 +195,8 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
     count: usize,
     flags: u32,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise about the arrays is passed on.
+    // SAFETY: `dependencies` has `count` values, and `data` is NULL or has as many: the API asks
+    // that of the program.
     let edges = unsafe { graph::read_edges(dependencies, data, count) }?;
     let stream: Arc<Stream> = stream::find(stream)?;
     with(|captures| {

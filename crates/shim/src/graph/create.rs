@@ -23,7 +23,8 @@ unsafe fn add(
     count: usize,
     payload: Payload,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the arrays have `count` values, and `out` is NULL or valid for a write, by this
+    // function's contract.
     unsafe { add_with_data(out, graph, dependencies, null(), count, payload) }
 }
 
@@ -40,7 +41,8 @@ unsafe fn add_with_data(
     if out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` has `count` values, and `data` is NULL or has as many, by this
+    // function's contract.
     let edges = unsafe { read_edges(dependencies, data, count) }?;
     let node = add_node(graph, &edges, payload)?;
     // SAFETY: the caller's out pointer.
@@ -95,7 +97,9 @@ pub(crate) unsafe fn cuGraphAddKernelNode(
     count: usize,
     params: *const CUDA_KERNEL_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, what it points to is as its function takes it,
+    // `dependencies` has `count` values, and `out` is NULL or valid for a write: the API asks that
+    // of the program.
     unsafe {
         let kernel = Kernel::from_params(&second_form(ffi::read(params)?))?;
         add(out, graph, dependencies, count, Payload::Kernel(kernel))
@@ -109,7 +113,9 @@ pub(crate) unsafe fn cuGraphAddKernelNode_v2(
     count: usize,
     params: *const CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, what it points to is as its function takes it,
+    // `dependencies` has `count` values, and `out` is NULL or valid for a write: the API asks that
+    // of the program.
     unsafe {
         let kernel = Kernel::from_params(&ffi::read(params)?)?;
         add(out, graph, dependencies, count, Payload::Kernel(kernel))
@@ -125,7 +131,8 @@ pub(crate) unsafe fn cuGraphAddMemcpyNode(
     ctx: CUcontext,
 ) -> Result<(), CuError> {
     check_context(ctx)?;
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, `dependencies` has `count` values, and `out` is
+    // NULL or valid for a write: the API asks that of the program.
     unsafe { add(out, graph, dependencies, count, memcpy(ffi::read(params)?)?) }
 }
 
@@ -138,7 +145,8 @@ pub(crate) unsafe fn cuGraphAddMemsetNode(
     ctx: CUcontext,
 ) -> Result<(), CuError> {
     check_context(ctx)?;
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, `dependencies` has `count` values, and `out` is
+    // NULL or valid for a write: the API asks that of the program.
     unsafe { add(out, graph, dependencies, count, memset(ffi::read(params)?)?) }
 }
 
@@ -149,7 +157,8 @@ pub(crate) unsafe fn cuGraphAddHostNode(
     count: usize,
     params: *const CUDA_HOST_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, `dependencies` has `count` values, and `out` is
+    // NULL or valid for a write: the API asks that of the program.
     unsafe { add(out, graph, dependencies, count, host(ffi::read(params)?)?) }
 }
 
@@ -161,7 +170,8 @@ pub(crate) unsafe fn cuGraphAddChildGraphNode(
     original: CUgraph,
 ) -> Result<(), CuError> {
     let copy = child(original)?;
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` has `count` values, and `out` is NULL or valid for a write: the API
+    // asks that of the program.
     let added = unsafe { add(out, graph, dependencies, count, Payload::Graph(copy)) };
     added.inspect_err(|_| discard_children(&[copy]))
 }
@@ -172,7 +182,8 @@ pub(crate) unsafe fn cuGraphAddEmptyNode(
     dependencies: *const CUgraphNode,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` has `count` values, and `out` is NULL or valid for a write: the API
+    // asks that of the program.
     unsafe { add(out, graph, dependencies, count, Payload::Empty) }
 }
 
@@ -183,7 +194,8 @@ pub(crate) unsafe fn cuGraphAddEventRecordNode(
     count: usize,
     event: CUevent,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` has `count` values, and `out` is NULL or valid for a write: the API
+    // asks that of the program.
     unsafe { add(out, graph, dependencies, count, Payload::event_record(event)?) }
 }
 
@@ -194,7 +206,8 @@ pub(crate) unsafe fn cuGraphAddEventWaitNode(
     count: usize,
     event: CUevent,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` has `count` values, and `out` is NULL or valid for a write: the API
+    // asks that of the program.
     unsafe { add(out, graph, dependencies, count, Payload::event_wait(event)?) }
 }
 
@@ -205,7 +218,9 @@ pub(crate) unsafe fn cuGraphAddBatchMemOpNode(
     count: usize,
     params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, its array has as many operations as it says,
+    // `dependencies` has `count` values, and `out` is NULL or valid for a write: the API asks that
+    // of the program.
     unsafe { add(out, graph, dependencies, count, batch(ffi::read(params)?)?) }
 }
 
@@ -213,7 +228,7 @@ pub(crate) unsafe fn cuGraphAddBatchMemOpNode(
 /// `params` describe an array of operations.
 pub(super) unsafe fn batch(params: CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<Payload, CuError> {
     check_context(params.ctx)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the array has as many operations as `params` says, by this function's contract.
     mem_ops(unsafe { stream::read_batch(params.paramArray, params.count) }?)
 }
 
@@ -225,7 +240,8 @@ pub(crate) unsafe fn cuGraphAddMemAllocNode(
     count: usize,
     params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure and arrays.
+    // SAFETY: `params` is NULL or valid for a read, `dependencies` has `count` values, and `out` is
+    // NULL or valid for a write: the API asks that of the program.
     unsafe {
         let asked = ffi::read(params)?;
         let dptr = add_allocation(out, graph, dependencies, null(), count, asked)?;
@@ -252,7 +268,8 @@ unsafe fn add_allocation(
     let allocation = Allocation::new(params, |size| reuse::alloc(&alone, graph, before, size))?;
     let dptr = allocation.params.dptr;
     let payload = Payload::MemAlloc(Arc::new(allocation));
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the arrays have `count` values, and `out` is NULL or valid for a write, by this
+    // function's contract.
     unsafe { add_with_data(out, graph, dependencies, data, count, payload) }?;
     Ok(dptr)
 }
@@ -264,7 +281,8 @@ pub(crate) unsafe fn cuGraphAddMemFreeNode(
     count: usize,
     dptr: CUdeviceptr,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` has `count` values, and `out` is NULL or valid for a write: the API
+    // asks that of the program.
     unsafe { add(out, graph, dependencies, count, mem_free(dptr)?) }
 }
 
@@ -275,7 +293,7 @@ pub(crate) unsafe fn cuGraphAddNode(
     count: usize,
     params: *mut CUgraphNodeParams,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphAddNode_v2` asks the same of these arguments as this call does.
     unsafe { cuGraphAddNode_v2(out, graph, dependencies, null(), count, params) }
 }
 
@@ -287,13 +305,14 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
     count: usize,
     params: *mut CUgraphNodeParams,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     let given = unsafe { ffi::read(params) }?;
     if given.type_ == CU_GRAPH_NODE_TYPE_GRAPH {
         // SAFETY: the type says which member of the union is set.
         let copy = child(unsafe { given.value.graph.graph })?;
         let payload = Payload::Graph(copy);
-        // SAFETY: the caller's arrays.
+        // SAFETY: `dependencies` and `data` are NULL or have `count` values, and `out` is NULL or
+        // valid for a write: the API asks that of the program.
         let added = unsafe { add_with_data(out, graph, dependencies, data, count, payload) };
         return added.inspect_err(|_| discard_children(&[copy]));
     }
@@ -301,11 +320,12 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         // SAFETY: the type says which member of the union is set.
         let payload = conditional::node(graph, unsafe { &given.value.conditional })?;
         let children = payload.children().to_vec();
-        // SAFETY: the caller's arrays.
+        // SAFETY: `dependencies` and `data` are NULL or have `count` values, and `out` is NULL or
+        // valid for a write: the API asks that of the program.
         let added = unsafe { add_with_data(out, graph, dependencies, data, count, payload) };
         added.inspect_err(|_| discard_children(&children))?;
-        // SAFETY: `params` is the caller's structure, which CUDA may write; the node has just been
-        // stored in `out`.
+        // SAFETY: `params` is valid for a write: the API asks that of the program; the node has
+        // just been stored in `out`.
         return unsafe { tell_bodies(*out, params) };
     }
     if given.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
@@ -318,9 +338,11 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
             Ok(())
         };
     }
-    // SAFETY: the caller's structure.
+    // SAFETY: the type says which member of `given` is set, and what that points to is valid: the
+    // API asks that of the program.
     let payload = unsafe { from_params(&given) }?;
-    // SAFETY: the caller's arrays.
+    // SAFETY: `dependencies` and `data` are NULL or have `count` values, and `out` is NULL or valid
+    // for a write: the API asks that of the program.
     unsafe { add_with_data(out, graph, dependencies, data, count, payload) }
 }
 
@@ -333,7 +355,8 @@ unsafe fn tell_bodies(node: CUgraphNode, params: *mut CUgraphNodeParams) -> Resu
         Payload::Conditional(conditional) => Ok(conditional.bodies.as_mut_ptr()),
         _ => Err(CuError::INVALID_VALUE),
     })?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `params` is valid for a write, and of a conditional node, by this function's
+    // contract.
     unsafe { (&raw mut (*params).value.conditional.phGraph_out).write_unaligned(bodies) };
     Ok(())
 }
@@ -344,7 +367,7 @@ unsafe fn tell_bodies(node: CUgraphNode, params: *mut CUgraphNodeParams) -> Resu
 /// The member of the union that the type selects is set, and what it points to is valid.
 pub(super) unsafe fn from_params(params: &CUgraphNodeParams) -> Result<Payload, CuError> {
     let value = &params.value;
-    // SAFETY: the type says which member is set, by the caller's promise.
+    // SAFETY: the type says which member is set, by this function's contract.
     unsafe {
         Ok(match params.type_ {
             CU_GRAPH_NODE_TYPE_KERNEL => Payload::Kernel(Kernel::from_params(&value.kernel)?),

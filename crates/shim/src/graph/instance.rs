@@ -48,7 +48,7 @@ unsafe fn write_text(text: &str, to: *mut c_char, size: usize) {
         return;
     }
     let len = text.len().min(size - 1);
-    // SAFETY: `len + 1` bytes fit, by the caller's promise.
+    // SAFETY: `to` has room for `len + 1` bytes, by this function's contract.
     unsafe {
         to.copy_from_nonoverlapping(text.as_ptr().cast(), len);
         to.add(len).write(0);
@@ -62,7 +62,7 @@ pub(crate) unsafe fn cuGraphInstantiate_v2(
     log: *mut c_char,
     log_size: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphInstantiate` asks the same of these arguments as this call does.
     unsafe { cuGraphInstantiate(out, graph, error_node, log, log_size) }
 }
 
@@ -85,7 +85,7 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
     graph: CUgraph,
     params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     let mut answer = unsafe { ffi::read(params) }?;
     if out.is_null() {
         return Err(CuError::INVALID_VALUE);
@@ -99,7 +99,8 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
         }
         Err(unfit) => (CUDA_GRAPH_INSTANTIATE_ERROR, unfit.node),
     };
-    // SAFETY: the caller's structure and out pointer.
+    // SAFETY: `params` and `out` are NULL or valid for a write each: the API asks that of the
+    // program.
     unsafe {
         ffi::write(params, answer)?;
         ffi::write(out, outcome.map_err(|unfit| unfit.error)?)

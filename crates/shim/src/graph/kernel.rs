@@ -65,7 +65,7 @@ impl Kernel {
         } else {
             function::resolve_in(function, context::by_handle(*ctx)?.id())?
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the parameters are as the kernel takes them, by this function's contract.
         let launch =
             unsafe { launch::prepare(&function, shape, pointers, &Attributes::default()) }?;
         Ok(Self { given: Some((v1.func, *kern)), ..Self::from_launch(launch) })

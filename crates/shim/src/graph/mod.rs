@@ -102,12 +102,12 @@ pub(crate) unsafe fn read_edges(
     data: *const CUgraphEdgeData,
     count: usize,
 ) -> Result<Vec<Edge>, CuError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `nodes` is NULL or has `count` values, by this function's contract.
     let nodes = unsafe { ffi::read_array(nodes, count) }?;
     if data.is_null() {
         return Ok(nodes.into_iter().map(Edge::from).collect());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `data` is NULL or has `count` values, by this function's contract.
     let data = unsafe { ffi::read_array(data, count) }?;
     Ok(nodes.into_iter().zip(data).map(|(node, data)| Edge { node, data }).collect())
 }

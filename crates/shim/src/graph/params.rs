@@ -72,7 +72,7 @@ unsafe fn kernel(
     attributes_of: CUgraphNode,
     params: &CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<Payload, CuError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `params` describe the kernel's parameters, by this function's contract.
     let mut new = unsafe { Kernel::from_params(params) }?;
     get(attributes_of, |payload| match payload {
         Payload::Kernel(old) => Some(new.copy_attributes(old)),
@@ -85,7 +85,8 @@ pub(crate) unsafe fn cuGraphKernelNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_KERNEL_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read, what it points to is as its function takes it:
+    // the API asks that of the program.
     set(node, unsafe { kernel(node, &second_form(ffi::read(params)?)) }?)
 }
 
@@ -93,7 +94,8 @@ pub(crate) unsafe fn cuGraphKernelNodeSetParams_v2(
     node: CUgraphNode,
     params: *const CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read, what it points to is as its function takes it:
+    // the API asks that of the program.
     set(node, unsafe { kernel(node, &ffi::read(params)?) }?)
 }
 
@@ -102,7 +104,8 @@ pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_KERNEL_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read, what it points to is as its function takes it:
+    // the API asks that of the program.
     exec_set(exec, node, unsafe { kernel(node, &second_form(ffi::read(params)?)) }?)
 }
 
@@ -111,7 +114,8 @@ pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(
     node: CUgraphNode,
     params: *const CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read, what it points to is as its function takes it:
+    // the API asks that of the program.
     exec_set(exec, node, unsafe { kernel(node, &ffi::read(params)?) }?)
 }
 
@@ -133,7 +137,7 @@ pub(crate) unsafe fn cuGraphMemcpyNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_MEMCPY3D,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     set(node, memcpy(unsafe { ffi::read(params) }?)?)
 }
 
@@ -144,7 +148,7 @@ pub(crate) unsafe fn cuGraphExecMemcpyNodeSetParams(
     ctx: CUcontext,
 ) -> Result<(), CuError> {
     check_context(ctx)?;
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     exec_set(exec, node, memcpy(unsafe { ffi::read(params) }?)?)
 }
 
@@ -164,7 +168,7 @@ pub(crate) unsafe fn cuGraphMemsetNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_MEMSET_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     set(node, memset(unsafe { ffi::read(params) }?)?)
 }
 
@@ -175,7 +179,7 @@ pub(crate) unsafe fn cuGraphExecMemsetNodeSetParams(
     ctx: CUcontext,
 ) -> Result<(), CuError> {
     check_context(ctx)?;
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     exec_set(exec, node, memset(unsafe { ffi::read(params) }?)?)
 }
 
@@ -198,7 +202,7 @@ pub(crate) unsafe fn cuGraphHostNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_HOST_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     set(node, host(unsafe { ffi::read(params) }?)?)
 }
 
@@ -207,7 +211,7 @@ pub(crate) unsafe fn cuGraphExecHostNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_HOST_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     exec_set(exec, node, host(unsafe { ffi::read(params) }?)?)
 }
 
@@ -314,7 +318,8 @@ pub(crate) unsafe fn cuGraphBatchMemOpNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure, and the array in it.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program. Its array has
+    // as many operations as it says.
     set(node, unsafe { batch(ffi::read(params)?) }?)
 }
 
@@ -323,7 +328,8 @@ pub(crate) unsafe fn cuGraphExecBatchMemOpNodeSetParams(
     node: CUgraphNode,
     params: *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure, and the array in it.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program. Its array has
+    // as many operations as it says.
     exec_set(exec, node, unsafe { batch(ffi::read(params)?) }?)
 }
 
@@ -356,7 +362,8 @@ pub(crate) unsafe fn cuGraphMemFreeNodeGetParams(
 /// # Safety
 /// `params` is NULL or points to a whole structure.
 unsafe fn any(node: CUgraphNode, params: *const CUgraphNodeParams) -> Result<Payload, CuError> {
-    // SAFETY: the caller's structure; its type says which member is set.
+    // SAFETY: `params` is NULL or valid for a read, by this function's contract; its type says
+    // which member is set.
     unsafe {
         let params = ffi::read(params)?;
         match params.type_ {
@@ -373,7 +380,7 @@ pub(crate) unsafe fn cuGraphNodeSetParams(
     node: CUgraphNode,
     params: *mut CUgraphNodeParams,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program.
     set(node, unsafe { any(node, params) }?)
 }
 
@@ -382,7 +389,8 @@ pub(crate) unsafe fn cuGraphExecNodeSetParams(
     node: CUgraphNode,
     params: *mut CUgraphNodeParams,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's structure; its type says which member is set.
+    // SAFETY: `params` is NULL or valid for a read: the API asks that of the program; its type says
+    // which member is set.
     unsafe {
         let given = ffi::read(params.cast_const())?;
         if given.type_ == CU_GRAPH_NODE_TYPE_GRAPH {

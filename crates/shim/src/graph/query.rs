@@ -74,7 +74,7 @@ unsafe fn fill<T: Copy>(
     out: *mut T,
     count: *mut usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `count` is NULL or valid for a read, by this function's contract.
     let room = unsafe { ffi::read(count) }?;
     if out.is_null() {
         // SAFETY: `count` is NULL or valid for a write, by this function's contract.
@@ -97,7 +97,8 @@ pub(crate) unsafe fn cuGraphGetNodes(
     let found: Vec<_> = world::ask(|graphs| {
         Ok(graphs.get(graph)?.nodes.iter().map(|(handle, _)| handle).collect())
     })?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `nodes` is NULL or has room for `*count` values, and `count` is NULL or valid: the
+    // API asks that of the program.
     unsafe { fill(&found, CUgraphNode::NULL, nodes, count) }
 }
 
@@ -107,7 +108,8 @@ pub(crate) unsafe fn cuGraphGetRootNodes(
     count: *mut usize,
 ) -> Result<(), CuError> {
     let found: Vec<_> = world::ask(|graphs| Ok(graphs.get(graph)?.nodes.roots().collect()))?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `nodes` is NULL or has room for `*count` values, and `count` is NULL or valid: the
+    // API asks that of the program.
     unsafe { fill(&found, CUgraphNode::NULL, nodes, count) }
 }
 
@@ -125,7 +127,7 @@ unsafe fn fill_edges(
     data: (&[CUgraphEdgeData], *mut CUgraphEdgeData),
     count: *mut usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `count` is NULL or valid for a read, by this function's contract.
     let room = unsafe { ffi::read(count) }?;
     let asked = ends.iter().any(|(_, out)| !out.is_null());
     if asked && data.1.is_null() && is_lossy(data.0) {
@@ -163,7 +165,8 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
     let froms: Vec<_> = edges.iter().map(|edge| edge.0).collect();
     let tos: Vec<_> = edges.iter().map(|edge| edge.1).collect();
     let datas: Vec<_> = edges.iter().map(|edge| edge.2).collect();
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: each array is NULL or has room for `*count` values, and `count` is NULL or valid: the
+    // API asks that of the program.
     unsafe { fill_edges([(&froms, from), (&tos, to)], (&datas, data), count) }
 }
 
@@ -173,7 +176,7 @@ pub(crate) unsafe fn cuGraphGetEdges(
     to: *mut CUgraphNode,
     count: *mut usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphGetEdges_v2` asks the same of these arguments as this call does.
     unsafe { cuGraphGetEdges_v2(graph, from, to, null_mut(), count) }
 }
 
@@ -187,7 +190,8 @@ unsafe fn neighbours(
 ) -> Result<(), CuError> {
     let found: Vec<_> = edges.iter().map(|edge| edge.node).collect();
     let datas: Vec<_> = edges.iter().map(|edge| edge.data).collect();
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: each array is NULL or has room for `*count` values, and `count` is NULL or valid, by
+    // this function's contract.
     unsafe { fill_edges([(&found, nodes), (&[], null_mut())], (&datas, data), count) }
 }
 
@@ -201,7 +205,8 @@ pub(crate) unsafe fn cuGraphNodeGetDependencies_v2(
         let owner = graphs.get(graphs.owner(node)?)?;
         Ok(owner.nodes.get(node)?.dependencies().to_vec())
     })?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: each array is NULL or has room for `*count` values, and `count` is NULL or valid: the
+    // API asks that of the program.
     unsafe { neighbours(edges, dependencies, data, count) }
 }
 
@@ -210,7 +215,7 @@ pub(crate) unsafe fn cuGraphNodeGetDependencies(
     dependencies: *mut CUgraphNode,
     count: *mut usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphNodeGetDependencies_v2` asks the same of these arguments as this call does.
     unsafe { cuGraphNodeGetDependencies_v2(node, dependencies, null_mut(), count) }
 }
 
@@ -224,7 +229,8 @@ pub(crate) unsafe fn cuGraphNodeGetDependentNodes_v2(
         let owner = graphs.get(graphs.owner(node)?)?;
         Ok(owner.nodes.get(node)?.dependents().to_vec())
     })?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: each array is NULL or has room for `*count` values, and `count` is NULL or valid: the
+    // API asks that of the program.
     unsafe { neighbours(edges, dependents, data, count) }
 }
 
@@ -233,7 +239,7 @@ pub(crate) unsafe fn cuGraphNodeGetDependentNodes(
     dependents: *mut CUgraphNode,
     count: *mut usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphNodeGetDependentNodes_v2` asks the same of these arguments as this call does.
     unsafe { cuGraphNodeGetDependentNodes_v2(node, dependents, null_mut(), count) }
 }
 
@@ -244,7 +250,8 @@ pub(crate) unsafe fn cuGraphAddDependencies_v2(
     data: *const CUgraphEdgeData,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise about the arrays is passed on.
+    // SAFETY: `from` and `to` have `count` values, and `data` is NULL or has as many: the API asks
+    // that of the program.
     let (from, to) = unsafe { (read_edges(from, data, count)?, ffi::read_array(to, count)?) };
     world::ask(|graphs| {
         let nodes = &mut graphs.get_mut(graph)?.nodes;
@@ -258,7 +265,7 @@ pub(crate) unsafe fn cuGraphAddDependencies(
     to: *const CUgraphNode,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphAddDependencies_v2` asks the same of these arguments as this call does.
     unsafe { cuGraphAddDependencies_v2(graph, from, to, null(), count) }
 }
 
@@ -269,7 +276,8 @@ pub(crate) unsafe fn cuGraphRemoveDependencies_v2(
     data: *const CUgraphEdgeData,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise about the arrays is passed on.
+    // SAFETY: `from` and `to` have `count` values, and `data` is NULL or has as many: the API asks
+    // that of the program.
     let (from, to) = unsafe { (read_edges(from, data, count)?, ffi::read_array(to, count)?) };
     world::ask(|graphs| {
         let nodes = &mut graphs.get_mut(graph)?.nodes;
@@ -283,7 +291,7 @@ pub(crate) unsafe fn cuGraphRemoveDependencies(
     to: *const CUgraphNode,
     count: usize,
 ) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuGraphRemoveDependencies_v2` asks the same of these arguments as this call does.
     unsafe { cuGraphRemoveDependencies_v2(graph, from, to, null(), count) }
 }
 

@@ -76,7 +76,7 @@ pub(crate) unsafe fn cuUserObjectCreate(
     let life = Life(HostFn { function, user_data });
     let object = UserObject { own: Mutex::new(references), _life: life };
     let handle = OBJECTS.insert(object).ok_or(CuError::OUT_OF_MEMORY)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(out, CUuserObject(handle)) }
 }
 

@@ -64,7 +64,8 @@ pub(super) unsafe fn run(
     let Some(mut buffer) = buffer(stream)? else { return Ok(false) };
     let stage = shape.packed_at(buffer.addr);
     let outcome = if src.home == Home::Private {
-        // SAFETY: valid, says the caller; the buffer holds the shape.
+        // SAFETY: the source is valid for the shape, by this function's contract, and the buffer
+        // holds it.
         unsafe { copy_here(stage, src.place, shape) };
         enqueue(dst.place, stage, shape, stream)
     } else {

@@ -134,7 +134,8 @@ unsafe fn give<T>(out: *mut T, value: T) -> Result<(), CuError> {
     if out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: not NULL, so valid, says the caller. Programs need not align it.
+    // SAFETY: `out` is not NULL, and so valid for a write, by this function's contract. Programs
+    // need not align it.
     unsafe { out.write_unaligned(value) };
     Ok(())
 }
@@ -147,6 +148,7 @@ unsafe fn read<T: Copy>(from: *const T) -> Result<T, CuError> {
     if from.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: not NULL, so valid, says the caller. Programs need not align it.
+    // SAFETY: `from` is not NULL, and so valid for a read, by this function's contract. Programs
+    // need not align it.
     Ok(unsafe { from.read_unaligned() })
 }

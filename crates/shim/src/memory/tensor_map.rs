@@ -35,7 +35,7 @@ impl Tensor {
     unsafe fn write(self, out: *mut c_void, mode: Mode) -> Result<(), CuError> {
         let invalid = CuError::INVALID_VALUE;
         let rank = rank(self.rank)?;
-        // SAFETY: the arrays have `rank` elements, says the caller.
+        // SAFETY: the arrays have `rank` elements, by this function's contract.
         let (dims, strides, steps) = unsafe {
             (
                 elements(self.dims, rank, 1)?,

@@ -73,7 +73,8 @@ pub(super) unsafe fn run(
     match (src.home, dst.home) {
         (Home::Private | Home::Pinned, Home::Private | Home::Pinned) => {
             stream::wait(stream)?;
-            // SAFETY: valid, says the caller; the arena's pages are mapped in this process.
+            // SAFETY: both ends are valid for the shape, by this function's contract; the arena's
+            // pages are mapped in this process.
             unsafe { copy_here(dst.place, src.place, shape) };
             return Ok(());
         }
@@ -125,7 +126,8 @@ pub(super) unsafe fn copy_here(dst: Place, src: Place, shape: Shape) {
     };
     for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
         let (Some(to), Some(from)) = (dst.row(y, z), src.row(y, z)) else { return };
-        // SAFETY: inside the places, says the caller; they may overlap.
+        // SAFETY: both rows lie inside the places, which are valid for the shape, by this
+        // function's contract; they may overlap.
         unsafe { ptr::copy(from as usize as *const u8, to as usize as *mut u8, width as usize) };
     }
 }

@@ -54,7 +54,8 @@ pub(crate) unsafe fn cuLinkCreate_v2(
     if out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the caller's arrays, which CUDA asks to keep until the linker is destroyed.
+    // SAFETY: `options` and `values` have `count` values, which the API asks the program to keep
+    // until the linker is destroyed.
     let options = unsafe { Options::read(count, options, values)? };
     let linker = Linker { options, state: Mutex::default() };
     let handle = LINKERS.insert(linker).ok_or(CuError::OUT_OF_MEMORY)?;

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 pub(crate) unsafe fn cuStreamCreate(out: *mut CUstream, flags: u32) -> Result<(), CuError> {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `cuStreamCreateWithPriority` asks the same of these arguments as this call does.
     unsafe { cuStreamCreateWithPriority(out, flags, 0) }
 }
 
@@ -24,7 +24,7 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
         return Err(CuError::INVALID_VALUE);
     }
     let stream = create_in(&*context::current()?, flags, priority)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `out` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(out, stream) }
 }
 
@@ -98,19 +98,19 @@ pub(crate) unsafe fn cuStreamGetPriority(
     priority: *mut i32,
 ) -> Result<(), CuError> {
     let stream = find(stream)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `priority` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(priority, stream.priority) }
 }
 
 pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> Result<(), CuError> {
     let non_blocking = find(stream)?.kind == StreamKind::NonBlocking;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `flags` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(flags, if non_blocking { CU_STREAM_NON_BLOCKING } else { 0 }) }
 }
 
 pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Result<(), CuError> {
     let stream = find(stream)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `id` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(id, u64::from(stream.id.0)) }
 }
 
@@ -119,7 +119,7 @@ pub(crate) unsafe fn cuStreamGetDevice(
     device: *mut CUdevice,
 ) -> Result<(), CuError> {
     let stream = find(stream)?;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `device` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(device, stream.device as CUdevice) }
 }
 
@@ -132,7 +132,7 @@ pub(crate) unsafe fn cuStreamGetCtx(
         CUstream::NULL | CUstream::LEGACY | CUstream::PER_THREAD => context::current()?.handle(),
         _ => find(stream)?.context,
     };
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `context` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(context, of) }
 }
 
@@ -142,7 +142,8 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(
     green: *mut CUgreenCtx,
 ) -> Result<(), CuError> {
     let its = find(stream)?.green;
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `green` and `context` are NULL or valid for a write each: the API asks that of the
+    // program.
     unsafe {
         ffi::write_optional(green, its);
         // Of the two, the one that the stream was made in.
@@ -160,7 +161,7 @@ pub(crate) unsafe fn cuStreamGetGreenCtx(
     green: *mut CUgreenCtx,
 ) -> Result<(), CuError> {
     let its = find(stream)?.green;
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: `green` is NULL or valid for a write: the API asks that of the program.
     unsafe { ffi::write(green, its) }
 }
 
