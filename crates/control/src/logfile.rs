@@ -32,6 +32,8 @@ pub(crate) struct Appended {
 }
 
 impl Appended {
+    /// Opens a log's file to append to it; makes it where there is none.
+    ///
     /// # Errors
     /// As of files.
     pub(crate) fn open(path: &Path) -> io::Result<Appended> {
