@@ -1,6 +1,7 @@
 //! `cargo xtask layering`: the crates' dependencies against the layers that ARCHITECTURE.md draws,
-//! and the crates that must be free of unsafe code.
+//! the crates that must be free of unsafe code, and circles of modules inside crates.
 
+use crate::circles;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -44,7 +45,8 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     let layers = layers(&read("ARCHITECTURE.md")?);
     let mut wrong = String::new();
     let (mut needs, mut with_tracing) = (BTreeMap::new(), Vec::new());
-    for (name, folder) in packages(root)? {
+    let packages = packages(root)?;
+    for (name, folder) in &packages {
         let Some(own) = layers.get(name.as_str()) else {
             let _ = writeln!(wrong, "{name} has no row in ARCHITECTURE.md's table of layers");
             continue;
@@ -86,6 +88,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
             let _ = writeln!(wrong, "{name} must link no tracing: {}", chain.join(" → "));
         }
     }
+    wrong += &circles::check(root, &packages)?;
     if wrong.is_empty() { Ok(()) } else { Err(format!("layering:\n{wrong}")) }
 }
 

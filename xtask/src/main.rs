@@ -1,5 +1,6 @@
 //! Tasks of the repository: `cargo xtask help`.
 
+mod circles;
 mod codegen;
 mod columns;
 mod features;
@@ -19,7 +20,8 @@ cargo xtask implement CLASS GATE SYMBOL...
     Sets the class (local, post, call, custom, unsupported) and gate (none, init, healthy) of
     symbols in api/functions.txt, then generates.
 cargo xtask layering
-    Checks the crates' dependencies against the layers of ARCHITECTURE.md.
+    Checks the crates' dependencies against the layers of ARCHITECTURE.md, and that no modules of
+    a crate need each other but those that circles.txt allows.
 cargo xtask features
     Checks that tests have each crate with the features that programs have it with.
 cargo xtask columns
