@@ -1,0 +1,211 @@
+//! A job's devices move while it runs: for each client, a new proxy takes the place of the one that
+//! it has, for all of them in one step. docs/design/0036-moves.md has the protocol between the
+//! three, and says who has the client when.
+
+mod one;
+mod owner;
+mod together;
+
+use crate::checkpoint::checkpointer::{CheckpointError, Checkpointer};
+use crate::devices::proxies::Proxy;
+use crate::devices::quiesce::QuiesceError;
+use crate::job::jobs;
+use kedge_control::gpu::{BadGpuSpec, GpuSpec};
+use kedge_control::job::{FailureKind, Migrate, Moving};
+use kedge_control::proxy::ControlError;
+use kedge_control::{error, warn};
+use owner::Owner;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use thiserror::Error;
+use together::Together;
+
+/// Why devices have not moved. The job goes on where it was, unless it says otherwise.
+#[derive(Debug, Error)]
+pub(crate) enum MoveError {
+    #[error("--to {to}: {source}")]
+    Target { to: String, source: BadGpuSpec },
+    #[error("the job has no devices: there is nothing to move")]
+    NoDevices,
+    #[error("no process of the job has devices now: there is nothing to move")]
+    NoClients,
+    #[error(
+        "a job on {from} cannot move to {to} as yet: only to as many devices of this machine, or from \
+         software devices to those of a server and back"
+    )]
+    Unsupported { from: String, to: String },
+    #[error("the devices of a moving job are to come to rest: {0}")]
+    Quiesce(#[from] QuiesceError),
+    #[error("its process {pid} stays where it is: {source}")]
+    Source { pid: u32, source: ControlError },
+    #[error("its process {pid} stays where it is: the new proxy: {source}")]
+    Arriving { pid: u32, source: ControlError },
+    #[error(
+        "its process {pid} makes and ends what it has on its devices faster than that can be followed \
+         ({tries} tries): try again when it does not"
+    )]
+    Restless { pid: u32, tries: u32 },
+    #[error(
+        "the job stays where it is: in {rounds} rounds, processes of it began to use devices, or did \
+         with them what cannot be followed, again and again: try again when they do not{or}"
+    )]
+    Endless { rounds: u32, or: &'static str },
+    #[error(
+        "its process {pid} stays where it is: it changes what it has on its devices faster than that \
+         crosses, {kib} KiB in the last round, for which it would stand still for some {pause} ms and \
+         may for {most}: allow more (--max-pause), or as much as it takes (--stop-and-copy)"
+    )]
+    TooFast { pid: u32, kib: u64, pause: u64, most: u64 },
+    #[error(
+        "nothing has moved: process {pid}, or what drives its devices, has ended meanwhile{said}"
+    )]
+    Gone { pid: u32, said: String },
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+    /// After the new proxy had the client.
+    #[error(
+        "process {pid} had moved already when its new proxy was lost ({source}): `kedge run --recover` \
+         brings it back from its last image"
+    )]
+    Lost { pid: u32, source: ControlError },
+}
+
+impl MoveError {
+    /// What a script is told of it.
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            MoveError::Target { .. } | MoveError::NoDevices | MoveError::Unsupported { .. } => {
+                FailureKind::Refused
+            }
+            MoveError::Lost { .. } => FailureKind::Lost,
+            _ => FailureKind::Failed,
+        }
+    }
+}
+
+impl Checkpointer {
+    /// Moves the job's devices, and tells how far that has come.
+    pub(crate) fn migrate(
+        &self,
+        order: &Migrate,
+        mut tell: impl FnMut(Moving),
+    ) -> Result<(), CheckpointError> {
+        self.of_one_place("moving a job")?;
+        let _one = self.turn.take().ok_or(CheckpointError::Busy)?;
+        let begin = Instant::now();
+        let moved = self.move_all(order, &mut tell);
+        if let Err(error) = &moved {
+            let what = if order.check { "cannot move" } else { "not moved" };
+            error!(self.log, "{what}: {error}");
+        }
+        let (processes, seconds) = (moved?, begin.elapsed().as_secs_f64());
+        tell(Moving::Done { processes, seconds });
+        Ok(())
+    }
+
+    fn move_all(&self, order: &Migrate, tell: &mut dyn FnMut(Moving)) -> Result<u32, MoveError> {
+        let from = self.devices().as_ref().ok_or(MoveError::NoDevices)?.gpu.clone();
+        let (from, to) = (spec_of(&from)?, spec_of(&order.to)?);
+        let to = place(&from, to)?;
+        let launch = self.proxies.launch().ok_or(MoveError::NoDevices)?.elsewhere();
+        let launch = if to == from { launch } else { launch.on(&to) };
+        let target = launch.clone().cold();
+        let owner = Owner::new(self.socket.parent().unwrap_or(Path::new("/")));
+        let moved = Together::new(self, (&target, &launch), order, &owner).run(tell);
+        let is_there = matches!(moved, Ok(_) | Err(MoveError::Lost { .. }));
+        if is_there && !order.check && to != from {
+            self.is_on(&to);
+        }
+        moved
+    }
+
+    /// The job's proxies.
+    fn clients(&self) -> Vec<Arc<Proxy>> {
+        self.proxies.locked().values().cloned().collect()
+    }
+
+    /// The job is on other devices.
+    fn is_on(&self, gpu: &GpuSpec) {
+        let gpu = gpu.to_string();
+        if let Err(error) = jobs::note_gpu(&self.home, &gpu) {
+            warn!(self.log, "cannot note that the job is on {gpu}: {error}");
+        }
+        if let Some(devices) = self.devices().as_mut() {
+            devices.gpu = gpu;
+        }
+    }
+}
+
+fn spec_of(gpu: &str) -> Result<GpuSpec, MoveError> {
+    gpu.parse().map_err(|source| MoveError::Target { to: gpu.to_owned(), source })
+}
+
+/// Returns where a job on `from` goes that is to move `to`: to as many software devices as it has,
+/// where that says no number, and to the GPUs that it has, where that says none.
+fn place(from: &GpuSpec, to: GpuSpec) -> Result<GpuSpec, MoveError> {
+    match (from, to) {
+        (GpuSpec::Soft { .. }, GpuSpec::Soft { devices: 1, apart: false }) => Ok(from.clone()),
+        (GpuSpec::Soft { .. }, to @ GpuSpec::Soft { .. }) if *from == to => Ok(to),
+        (GpuSpec::Local { .. }, GpuSpec::Local { ordinals }) if ordinals.is_empty() => {
+            Ok(from.clone())
+        }
+        (GpuSpec::Local { ordinals: has }, GpuSpec::Local { ordinals })
+            if has.is_empty() || has.len() == ordinals.len() =>
+        {
+            // Where it has all, as many are found out by the new proxy.
+            Ok(GpuSpec::Local { ordinals })
+        }
+        (GpuSpec::Local { ordinals }, GpuSpec::Soft { devices: 1, apart: false }) => {
+            Ok(GpuSpec::Soft { devices: ordinals.len().max(1) as u32, apart: false })
+        }
+        // As many are found out by the new proxy.
+        (GpuSpec::Local { .. }, to @ GpuSpec::Soft { .. })
+        | (GpuSpec::Soft { .. }, to @ GpuSpec::Local { .. }) => Ok(to),
+        (
+            GpuSpec::Remote { .. },
+            to @ (GpuSpec::Soft { apart: false, .. } | GpuSpec::Remote { .. }),
+        )
+        | (GpuSpec::Soft { apart: false, .. }, to @ GpuSpec::Remote { .. }) => Ok(to),
+        (from, to) => Err(MoveError::Unsupported { from: from.to_string(), to: to.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_move_to_as_many() {
+        let placed = |from: &str, to: &str| {
+            let placed = place(&from.parse().unwrap(), to.parse().unwrap());
+            placed.map(|to| to.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(placed("soft:2", "soft").unwrap(), "soft:2");
+        assert_eq!(placed("soft:2:apart", "soft").unwrap(), "soft:2:apart");
+        assert_eq!(placed("local:2,3", "local").unwrap(), "local:2,3");
+        assert_eq!(placed("local:2", "local:5").unwrap(), "local:5");
+        assert_eq!(placed("local", "local:5").unwrap(), "local:5");
+        assert_eq!(placed("local:2,3", "soft").unwrap(), "soft:2");
+        assert_eq!(placed("local", "soft").unwrap(), "soft");
+        assert_eq!(placed("soft:2", "local:2,3").unwrap(), "local:2,3");
+        assert_eq!(placed("soft", "there:9/0").unwrap(), "there:9/0");
+        assert_eq!(placed("there", "soft").unwrap(), "soft");
+        assert_eq!(placed("there", "elsewhere").unwrap(), "elsewhere:7531");
+        assert!(placed("there", "a/0,soft").is_err());
+        let never = place(&"soft:2".parse().unwrap(), "soft:3".parse().unwrap()).unwrap_err();
+        assert_eq!(never.kind(), FailureKind::Refused);
+        assert_eq!(MoveError::NoClients.kind(), FailureKind::Failed);
+        let source = ControlError::Nonsense;
+        assert_eq!(MoveError::Lost { pid: 1, source }.kind(), FailureKind::Lost);
+        for (from, to) in [
+            ("soft:2", "soft:3"),
+            ("local:0", "local:0,1"),
+            ("soft", "soft:apart"),
+            ("local", "there"),
+        ] {
+            assert!(placed(from, to).unwrap_err().contains(&format!("on {from}")), "{from} {to}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What proxies have captured, and the files of an image that they write it to.
+
+use super::{LIMIT, refused};
+use crate::base::phases;
+use crate::devices::quiesce::Resting;
+use kedge_control::joblog::JobLog;
+use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
+use kedge_control::warn;
+use kedge_gpu_image::place_file;
+use kedge_image::{Choice, FileEntry, Manifest};
+use kedge_process::plugins::PluginError;
+use kedge_process::{Captured, EngineError};
+use kedge_wire::Text;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+/// What the devices of a job held, until it is written or this is dropped.
+#[derive(Debug)]
+pub(crate) struct Captures {
+    /// With the names of their files.
+    clients: Vec<(String, Resting)>,
+}
+
+impl Captures {
+    pub(super) fn of(clients: Vec<(String, Resting)>) -> Captures {
+        Captures { clients }
+    }
+
+    /// Writes everything, the processes' memory side by side with the devices': the image of
+    /// `folder`. With `holder`, a log, has it held in memory as well; of how many clients it is, if
+    /// of all.
+    pub(crate) fn write(
+        mut self,
+        captured: Captured,
+        manifest: Manifest,
+        folder: &Path,
+        codec: Choice,
+        holder: Option<&JobLog>,
+    ) -> Result<(Manifest, Option<u32>), EngineError> {
+        let clients = std::mem::take(&mut self.clients);
+        let all = clients.len() as u32;
+        let held = &AtomicU32::new(0);
+        let save = |name: String, client: &Resting| {
+            if holder.is_some_and(|log| hold(client, folder, &name, log)) {
+                held.fetch_add(1, Ordering::SeqCst);
+            }
+            write(client, folder, name, codec)
+        };
+        let save = &save;
+        let manifest = thread::scope(|scope| {
+            let written: Vec<_> = clients
+                .into_iter()
+                .map(|(name, client)| scope.spawn(move || save(name, &client)))
+                .collect();
+            captured.finish_with(manifest, || {
+                let nonsense = || Err(PluginError::Refused("a thread has failed".into()));
+                let (mut files, mut build) = (Vec::new(), false);
+                for one in written {
+                    let (written, builds) = one.join().unwrap_or_else(|_| nonsense())?;
+                    files.extend(written);
+                    build |= builds;
+                }
+                phases::checkpointed("written");
+                Ok((files, build))
+            })
+        })?;
+        let held = held.load(Ordering::SeqCst);
+        Ok((manifest, Some(held).filter(|held| *held == all && all > 0)))
+    }
+}
+
+impl Drop for Captures {
+    fn drop(&mut self) {
+        for (_, client) in &self.clients {
+            // One that does not hear it has ended, and what it held with it.
+            let _ = client.proxy.control.does(&Order::Forget {}, LIMIT);
+        }
+    }
+}
+
+/// Has what one client's devices held be held in memory. Where it cannot be, the log tells why.
+fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
+    let image = Text::truncated(folder.to_string_lossy().into_owned());
+    let order = Order::Hold { image, file: Text::truncated(name.to_owned()) };
+    let held = client.proxy.control.does(&order, LIMIT);
+    if let Err(error) = &held {
+        warn!(log, "process {}: nothing is held in memory: {error}", client.pid);
+    }
+    held.is_ok()
+}
+
+/// Has one client's devices written: its files, and whether any builds on another.
+fn write(
+    client: &Resting,
+    folder: &Path,
+    name: String,
+    codec: Choice,
+) -> Result<(Vec<FileEntry>, bool), PluginError> {
+    let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
+    let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
+    match client.proxy.control.ask(&order, &[], LIMIT) {
+        Ok(Answer::Written { bytes, checksum, builds }) => {
+            Ok((vec![FileEntry { name, bytes, checksum }], builds))
+        }
+        Ok(Answer::WrittenAll { files, builds }) => {
+            let is_its = |(at, file): (usize, &WrittenFile)| {
+                let place = at.checked_sub(1).map(|place| place_file(&name, place));
+                *file.name == *place.as_ref().unwrap_or(&name)
+            };
+            if files.is_empty() || !files.iter().enumerate().all(is_its) {
+                return Err(refused(client.pid, &ControlError::Nonsense));
+            }
+            let entry = |file: WrittenFile| {
+                let WrittenFile { name, bytes, checksum } = file;
+                FileEntry { name: name.into_inner(), bytes, checksum }
+            };
+            Ok((files.into_inner().into_iter().map(entry).collect(), builds))
+        }
+        Ok(_) => Err(refused(client.pid, &ControlError::Nonsense)),
+        Err(error) => Err(refused(client.pid, &error)),
+    }
+}
