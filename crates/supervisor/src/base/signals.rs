@@ -1,6 +1,6 @@
 //! Signals: the program's are its own; the supervisor only passes on what was sent to it.
 
-use crate::services::control::{Sending, Stage};
+use crate::base::sending::{Sending, Stage};
 use std::cell::RefCell;
 use std::io;
 use std::mem::MaybeUninit;

@@ -2,44 +2,37 @@
 
 use crate::base::phases;
 use crate::checkpoint::amount::Amount;
-use crate::checkpoint::departing::{DepartError, Leaves, Rest};
-use crate::checkpoint::joint::{Builds, ConductError, Joint, Launches, Meeting};
+use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::launcher::LAUNCHER;
-use crate::checkpoint::moving::MoveError;
-use crate::checkpoint::rest::Resting;
-use crate::checkpoint::verify::{Unverified, read_back};
-use crate::devices::gpu::{self, GPU};
+use crate::checkpoint::launches::Launches;
+use crate::checkpoint::meeting::{Builds, Meeting};
+use crate::checkpoint::recovery::Recovery;
+use crate::checkpoint::standing::{Leaves, Rest, Resting};
+use crate::checkpoint::verify::read_back;
+use crate::devices::gpu::GPU;
 use crate::devices::proxies::Proxies;
-use crate::devices::quiesce::QuiesceError;
-use crate::devices::sharing::SharingError;
 use crate::job::jobs::{self, JobName, LastImage};
-use crate::job::policy::{NoStateFolder, Policy, default_dir};
-use crate::job::rank::{Held, PMI, RankError};
+use crate::job::joint::Joint;
+use crate::job::policy::{Policy, default_dir};
+use crate::job::rank::{Held, PMI};
 use crate::job::tally::Tally;
 use crate::job::turn::Turn;
-use crate::restart::recover::Recovery;
 use crate::services::control::{Content, Order, Progress};
 use crate::services::keeper::At;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_control::{error, info, note, warn};
-use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
-use kedge_process::plugins::{FileContents, Plugin, PluginError};
+use kedge_image::{Choice, Claim, Devices, Manifest, retain};
+use kedge_process::plugins::{FileContents, Plugin};
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
 use kedge_transport::managed;
-use rustix::process::{Resource, getrlimit};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use thiserror::Error;
 
-/// So often it is tried where something cannot be saved: a process that is at its end holds half of
-/// what it held, for a moment.
-const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
 /// How long remote shells that are being started may hold one up.
@@ -50,76 +43,6 @@ const LARGE: u64 = 128 << 20;
 const MAX_WARNINGS: usize = 50;
 /// Longest of these warnings, in characters.
 const MAX_WARNING_LEN: usize = 1000;
-
-#[derive(Debug, Error)]
-pub(crate) enum CheckpointError {
-    #[error("a checkpoint or a move of this job is under way: try again when that is over")]
-    Busy,
-    #[error("the job has been saved, and ends with that image")]
-    Over,
-    #[error(transparent)]
-    Move(#[from] MoveError),
-    #[error(transparent)]
-    Depart(#[from] DepartError),
-    /// What the job's devices cannot, and what mends it.
-    #[error("{0}")]
-    Several(String),
-    #[error(transparent)]
-    Quiesce(#[from] QuiesceError),
-    #[error(transparent)]
-    Rank(#[from] RankError),
-    #[error("cannot look at the connections to its devices: {0}")]
-    Connections(io::Error),
-    #[error(transparent)]
-    Sharing(#[from] SharingError),
-    #[error("{0} (`--dir`)")]
-    NoFolder(NoStateFolder),
-    #[error("`{0}` is no codec: auto, raw, lz4, zstd or gzip")]
-    Codec(String),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    #[error(transparent)]
-    Conduct(#[from] ConductError),
-    #[error("the image could not be read back and was removed; the job goes on: {0}")]
-    Unverified(#[from] Unverified),
-    /// In the words of another part of the job.
-    #[error("{0}")]
-    Part(String),
-    #[error("cannot start a thread for it")]
-    Thread,
-    #[error("a remote shell of the job is still being started (ssh): try again")]
-    Launching,
-    /// It has become a part of a job of several while it was asked for.
-    #[error("the job has got a part on another host: try again")]
-    Joined,
-    /// A file of the image would have been too long.
-    #[error("{why}; files are limited to {most} bytes: start the job under `ulimit -f unlimited`")]
-    FileLimit { why: String, most: u64 },
-}
-
-impl CheckpointError {
-    /// Whether it may be over in a moment: a process gets its devices, or is at its end and has let
-    /// go of some of what it held.
-    fn passes(&self, tries: u32) -> bool {
-        let CheckpointError::Engine(error) = self else { return false };
-        let refused = matches!(error, EngineError::Descriptors(PluginError::Survey(_)));
-        gpu::was_connecting(error) || refused && tries < ENDING
-    }
-
-    /// The same, by the name of the limit that is its cause, whoever has told it.
-    fn by_limit(self) -> CheckpointError {
-        let limit = getrlimit(Resource::Fsize).current;
-        let (why, too_long) = (self.to_string(), io::Error::from_raw_os_error(libc::EFBIG));
-        match limit {
-            Some(most) if why.contains(&too_long.to_string()) => {
-                CheckpointError::FileLimit { why, most }
-            }
-            _ => self,
-        }
-    }
-}
 
 /// Takes the checkpoints of one job, one at a time.
 #[derive(Debug)]

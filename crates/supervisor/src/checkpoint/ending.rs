@@ -1,5 +1,6 @@
 //! Ending a job's processes from outside: `kedge kill`, and what goes before a job's way back.
 
+use crate::base::ends::{LAST_LOOK, looks};
 use crate::checkpoint::checkpointer::Checkpointer;
 use crate::devices::proxies::Proxies;
 use kedge_process::plugins::release_ports;
@@ -8,15 +9,6 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Between two looks at what still runs: what is killed has often ended within a millisecond.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const LAST_LOOK: Duration = Duration::from_millis(16);
-
-/// How long to wait between looks: twice as long each time.
-pub(crate) fn looks() -> impl Iterator<Item = Duration> {
-    std::iter::successors(Some(FIRST_LOOK), |last| Some((*last * 2).min(LAST_LOOK)))
-}
 
 /// Killed processes are gone by then, unless the kernel holds them.
 const LAST: Duration = Duration::from_secs(10);

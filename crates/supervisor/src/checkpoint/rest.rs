@@ -1,12 +1,14 @@
 //! Bringing a job to rest, its devices and then its processes.
 
 use crate::base::phases;
-use crate::checkpoint::checkpointer::{CheckpointError, Checkpointer};
+use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::standing::Resting;
 use crate::devices::gpu::{Captures, GPU};
 use crate::devices::quiesce::{QuiesceError, Quiet};
 use crate::devices::sharing;
 use kedge_control::proxy;
-use kedge_process::{Begun, EngineError, Patience, Roots, Stopped};
+use kedge_process::{Begun, EngineError, Patience, Roots};
 use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,14 +22,6 @@ const FIRST_TIME: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_millis(500);
 /// Between two tries, so that who was waited for gets what it waits for.
 const BETWEEN: Duration = Duration::from_millis(10);
-
-/// A job all of which rests.
-pub(crate) struct Resting<'a> {
-    pub(crate) quiet: Quiet<'a>,
-    pub(crate) roots: Roots,
-    pub(crate) captures: Captures,
-    pub(crate) stopped: Stopped,
-}
 
 impl Checkpointer {
     /// Brings devices and processes to rest within `patience`. Devices go on in between only where

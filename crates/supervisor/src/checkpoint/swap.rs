@@ -1,7 +1,8 @@
 //! Taking a job's device memory off the devices, and bringing it back. Whatever the job asks of its
 //! devices while it is away brings it back as well.
 
-use crate::checkpoint::checkpointer::{CheckpointError, Checkpointer};
+use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::error::CheckpointError;
 use crate::devices::quiesce::{QuiesceError, Resting};
 use kedge_control::note;
 use kedge_control::proxy::{Answer, ControlError, Order};

@@ -2,9 +2,9 @@
 //! Whichever rank hears of it has all of them saved once, and all end with that image. A job of its
 //! own whose processes are all told (`--withhold-term`) ends as one rank does.
 
-use crate::checkpoint::joint::Joint;
-use crate::checkpoint::watch::take_one;
+use crate::checkpoint::ask::take_one;
 use crate::job::jobs::{JobDir, LastImage};
+use crate::job::joint::{Joint, Saved};
 use crate::job::missed::Missed;
 use crate::job::policy::Policy;
 use crate::services::control::Until;
@@ -13,8 +13,6 @@ use kedge_control::job::{Order, Progress};
 use kedge_control::joblog::JobLog;
 use std::fs;
 use std::path::PathBuf;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,35 +21,6 @@ use std::time::{Duration, Instant};
 const ALONE: Duration = Duration::from_secs(1);
 /// Before what has failed is tried again: the batch system ends the job when its time is over.
 const AGAIN: Duration = Duration::from_secs(1);
-
-/// Whether all ranks have been saved and end: one flag for this process and for those that it
-/// forks, as which the init of a restarted job takes its checkpoints.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Saved(&'static AtomicBool);
-
-impl Saved {
-    /// It stays for as long as the process.
-    pub(crate) fn new() -> Saved {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, wherever the kernel puts it.
-        let at = unsafe { libc::mmap(null_mut(), size_of::<AtomicBool>(), access, flags, -1, 0) };
-        if at == libc::MAP_FAILED {
-            return Saved(Box::leak(Box::default()));
-        }
-        // SAFETY: it begins with a page, is never unmapped, and all that use it do so by this type,
-        // whose `false` is the zero that it holds.
-        Saved(unsafe { &*at.cast::<AtomicBool>() })
-    }
-
-    pub(crate) fn set(self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    fn is_set(self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
 
 /// One of several ranks.
 #[derive(Debug, Clone)]
@@ -202,7 +171,7 @@ mod tests {
             unsafe { libc::_exit(0) };
         }
         // SAFETY: it waits for that child alone.
-        assert_eq!(unsafe { libc::waitpid(child, null_mut(), 0) }, child);
+        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
         assert!(!before && ranks.are_saved());
     }
 }

@@ -3,21 +3,19 @@
 //! another process takes them.
 
 use crate::base::signals::{self, Signal, Signals};
+use crate::checkpoint::ask::take_one;
 use crate::checkpoint::together::Ranks;
 use crate::job::jobs::{self, Next};
 use crate::job::missed::Missed;
 use crate::job::pace::Pace;
 use crate::job::policy::{OnTerm, Policy};
-use crate::services::control::{self, Order, Progress, Sending, TakeError, Until};
+use crate::services::control::{Order, Progress, Until};
 use kedge_control::joblog::JobLog;
 use kedge_control::{error, note};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Before whoever finds another at a checkpoint waits for its end.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// A job that runs.
 pub(crate) struct Watch {
@@ -168,26 +166,4 @@ fn tell_next(control: &Path, next: Instant, every: Duration) {
     let left = next.saturating_duration_since(Instant::now());
     let at = jobs::now().saturating_add(left.as_secs_f64().round() as u64);
     let _ = jobs::note_next(control, &Next { at, every });
-}
-
-/// The checkpoint that `order` asks for, after the one that may be under way.
-pub(crate) fn take_one(
-    control: &Path,
-    order: &Order,
-    until: Until,
-    deadline: Option<Instant>,
-    mut tell: impl FnMut(&Progress),
-) -> Result<(), TakeError> {
-    loop {
-        match control::take(control, order, until, &Sending::default(), &mut tell) {
-            Err(TakeError::Failed { busy: true, .. })
-                if deadline.is_none_or(|at| Instant::now() < at) =>
-            {
-                // A part that has not been called yet has nothing to settle.
-                thread::sleep(PAUSE);
-                control::settle(control, deadline);
-            }
-            other => return other,
-        }
-    }
 }

@@ -1,9 +1,11 @@
 //! The job's socket, and a proxy for each client that connects to it.
 
 use crate::base::signals::look_at_children;
+use crate::base::sockets::{FIRST_FD, hand_over};
 use crate::job::jobs::JobDir;
+use crate::job::outcome::Outcome;
 use crate::job::parts::Parts;
-use crate::job::program::Outcome;
+use crate::services::starting::{fix_places, show_only};
 use crate::services::warm::{Leaving, Sources, WarmProxy};
 use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
@@ -17,8 +19,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -30,8 +31,6 @@ use std::time::{Duration, Instant};
 
 /// Clients of one job at a time.
 const MAX_PROXIES: usize = 512;
-/// The descriptor under which a proxy finds its client's socket; the next is the supervisor's.
-const PROXY_FD: RawFd = 3;
 
 /// The proxies that run; none, by default.
 #[derive(Debug, Clone, Default)]
@@ -126,8 +125,6 @@ impl Proxy {
 
 /// A proxy's option for its devices.
 const GPU: &str = "--gpu";
-/// The driver's variable for the GPUs that it shows.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// What a proxy is started with.
 #[derive(Debug, Clone)]
@@ -241,14 +238,6 @@ pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, None | Some('Z' | 'X'))
-}
-
-/// Listens on a socket in the job's folder.
-pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
-    let listener = kedge_socket::address::listen(socket)?;
-    // The folder is private already.
-    fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
-    Ok(listener)
 }
 
 impl Launch {
@@ -376,19 +365,9 @@ impl Launch {
     }
 }
 
-/// Has the driver show a proxy the job's GPUs and no others: where it places things depends on how
-/// many it shows, and a job must find them where they were on a machine that has more or fewer.
-/// Among the job's the proxy chooses, for each client by the client's own environment.
-pub(crate) fn show_only(command: &mut Command, shown: Option<&str>) {
-    match shown {
-        Some(list) => command.env(VISIBLE, list),
-        None => command.env_remove(VISIBLE),
-    };
-}
-
 fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString> {
     let mut list: Vec<OsString> =
-        vec!["--fd".into(), PROXY_FD.to_string().into(), GPU.into(), gpu.to_string().into()];
+        vec!["--fd".into(), FIRST_FD.to_string().into(), GPU.into(), gpu.to_string().into()];
     let sizes = [
         ("--soft-memory", limits.soft_memory),
         ("--gpu-memory", limits.gpu_memory),
@@ -446,52 +425,5 @@ impl Starter {
         running.insert(proxy.id, proxy.clone());
         drop(running);
         self.proxies.watch(proxy)
-    }
-}
-
-/// In the child: no random places from exec on. Where that is not allowed, a restart is what finds
-/// out.
-pub(crate) fn fix_places() {
-    const ASK: libc::c_ulong = 0xffff_ffff;
-    // SAFETY: plain calls.
-    unsafe {
-        let now = libc::personality(ASK);
-        if now >= 0 {
-            libc::personality(now as libc::c_ulong | libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
-        }
-    }
-}
-
-/// In the child: gives the sockets their agreed numbers, open across exec.
-pub(crate) fn hand_over<const N: usize>(fds: [RawFd; N]) -> io::Result<()> {
-    // SAFETY: plain system calls on descriptors of the child. All are moved out of the way first:
-    // one may have another's number.
-    let failed = unsafe {
-        let mut none = std::mem::MaybeUninit::uninit();
-        libc::sigemptyset(none.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
-        let away = fds.map(|fd| libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, PROXY_FD + N as RawFd));
-        let placed = |(number, fd)| fd >= 0 && libc::dup2(fd, number) >= 0;
-        !(PROXY_FD..).zip(away).all(placed)
-    };
-    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ffi::OsStr;
-
-    #[test]
-    fn the_driver_shows_a_proxy_the_job_s_gpus_alone() {
-        let shown = |gpu: &str| {
-            let mut command = Command::new("true");
-            show_only(&mut command, gpu.parse::<GpuSpec>().unwrap().shown().as_deref());
-            let (name, value) = command.get_envs().next().unwrap();
-            assert_eq!(name, VISIBLE);
-            value.map(OsStr::to_os_string)
-        };
-        assert_eq!(shown("local:2,0"), Some("2,0".into()));
-        assert_eq!((shown("local"), shown("soft")), (None, None), "whatever the job's starter has");
     }
 }

@@ -1,8 +1,7 @@
 //! Whether a job has left for another host, where nobody answers any more who would know.
 
-use crate::checkpoint::departing::{read, revoke};
 use crate::job::jobs::{JobName, Jobs, State, open_lock, read_meta, try_lock};
-use crate::job::left;
+use crate::job::leaving::{read, revoke};
 use kedge_control::job::Moved;
 use std::fs::File;
 use std::path::Path;
@@ -81,10 +80,10 @@ fn settle(folder: &Path) -> Departure {
     }
     let begin = Instant::now();
     loop {
-        if left::any_goes_on(&meta, folder) {
+        if meta.left(folder).any_goes_on() {
             return revoke(folder).map_or(Departure::Unknown, |()| Departure::Stays);
         }
-        if !left::any(&meta, folder) {
+        if !meta.left(folder).any() {
             return Departure::Left;
         }
         if begin.elapsed() > DIES {

@@ -14,28 +14,28 @@ mod only;
 mod places;
 mod watched;
 
-use crate::job::left::{self, Marks};
+pub use crate::job::files::now;
+pub(crate) use crate::job::files::{io_error, private_dir, replace};
+use crate::job::held::HeldImage;
+use crate::job::left::{Left, Marks};
+pub use crate::job::name::{JobError, JobName};
 use crate::job::policy::Policy;
 use crate::job::tally::Checkpoints;
-use crate::services::keeper::HeldImage;
 pub use commands::SHELL;
 pub(crate) use dir::{JobDir, StandIn};
 pub(crate) use joint::by_number;
 use lock::{is_locked, lock_soon, stays_locked, taken};
 pub(crate) use lock::{open_lock, try_lock};
 use places::Surroundings;
-pub(crate) use places::{HOSTS, JOBS, variable};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{FromRawFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use thiserror::Error;
+use std::time::{Duration, Instant, SystemTime};
 pub use watched::Next;
 pub(crate) use watched::note_next;
 
@@ -50,88 +50,6 @@ const ENDING: Duration = Duration::from_secs(3);
 /// Beside the job's socket, where NVML is answered.
 pub(crate) const NVML_SOCKET: &str = "nvml";
 const CHECKPOINTS: &str = "checkpoints.json";
-
-#[derive(Debug, Error)]
-pub enum JobError {
-    #[error("{path}: {source}; {}", remedy(source))]
-    Io { path: PathBuf, source: io::Error },
-    #[error(
-        "{path} is not a folder of yours that others cannot enter: remove it, or set XDG_STATE_HOME"
-    )]
-    NotPrivate { path: PathBuf },
-    #[error(
-        "XDG_STATE_HOME is {path}, where others than root can make changes: root keeps nothing \
-         there; unset it, or name a folder of root's"
-    )]
-    NotRoots { path: PathBuf },
-    #[error("a job named {name} is running: choose another name, or end it first")]
-    InUse { name: JobName },
-    #[error(
-        "processes of the job {name}, whose supervisor was killed, still run: end them first \
-         (kedge kill {name}), or choose another name"
-    )]
-    LeftRunning { name: JobName },
-    #[error(
-        "`{0}` is no job name: use up to 64 letters, digits, '.', '_', '-', the first one a letter or digit"
-    )]
-    BadName(String),
-    #[error(
-        "a kedge balance of yours runs on this host already{}: end it first", by_process(*pid)
-    )]
-    Balances { pid: Option<u32> },
-    #[error("{job}: cannot join it: {why}")]
-    Join { job: JobName, why: String },
-}
-
-fn by_process(pid: Option<u32>) -> String {
-    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
-}
-
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => "raise the limit on open files (`ulimit -n`)",
-        Some(libc::EFBIG) => "raise the limit on the size of files (`ulimit -f`)",
-        _ => "set XDG_STATE_HOME to a folder that you can write to",
-    }
-}
-
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> JobError {
-    move |source| JobError::Io { path: path.to_owned(), source }
-}
-
-/// A name that is safe as a folder's.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobName(String);
-
-impl FromStr for JobName {
-    type Err = JobError;
-    fn from_str(text: &str) -> Result<JobName, JobError> {
-        let proper = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if text.len() > 64
-            || !text.starts_with(|c: char| c.is_ascii_alphanumeric())
-            || !text.chars().all(proper)
-        {
-            return Err(JobError::BadName(text.to_owned()));
-        }
-        Ok(JobName(text.to_owned()))
-    }
-}
-
-impl std::fmt::Display for JobName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl JobName {
-    /// A name for a job that was given none: the program's, and the supervisor's process id.
-    pub(crate) fn generated(program: &Path) -> JobName {
-        let base = program.file_name().unwrap_or_default().to_string_lossy();
-        let base: String = base.chars().filter(char::is_ascii_alphanumeric).take(40).collect();
-        let base = if base.is_empty() { "job" } else { &base };
-        JobName(format!("{base}-{}", std::process::id()))
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -188,6 +106,13 @@ pub struct Meta {
     pub marks: Option<Marks>,
 }
 
+impl Meta {
+    /// What is known of the job's processes, in `folder`, where its supervisor has ended.
+    pub(crate) fn left<'a>(&'a self, folder: &'a Path) -> Left<'a> {
+        Left { marks: self.marks.as_ref(), program: self.pid, folder }
+    }
+}
+
 /// The job's latest image that is durable: `last.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastImage {
@@ -206,10 +131,6 @@ impl LastImage {
     pub(crate) fn write(&self, path: &Path) -> Result<(), JobError> {
         replace(path, self)
     }
-}
-
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// The user's jobs.
@@ -411,30 +332,6 @@ impl Jobs {
     }
 }
 
-/// Replaces the file `path` as a whole.
-pub(crate) fn replace(path: &Path, value: &impl Serialize) -> Result<(), JobError> {
-    let new = path.with_extension("json.new");
-    let text = serde_json::to_vec_pretty(value).map_err(|e| io_error(path)(e.into()))?;
-    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
-    written.map_err(|error| {
-        let _ = fs::remove_file(&new);
-        io_error(path)(error)
-    })
-}
-
-/// Makes `path` if need be, and refuses it unless it is a folder of `uid` that only it can enter.
-pub(crate) fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(path)(e)),
-        _ => {}
-    }
-    let meta = fs::symlink_metadata(path).map_err(io_error(path))?;
-    if !meta.is_dir() || meta.uid() != uid || meta.permissions().mode() & 0o077 != 0 {
-        return Err(JobError::NotPrivate { path: path.to_owned() });
-    }
-    Ok(())
-}
-
 /// Whether the job that had `dir`, whose lock is held here, has left processes that go on. Those
 /// that were killed with their supervisor may need a moment to end.
 fn has_left(dir: &Path) -> bool {
@@ -442,7 +339,7 @@ fn has_left(dir: &Path) -> bool {
         return false;
     };
     let end = Instant::now() + ENDING;
-    while left::any(&meta, dir) {
+    while meta.left(dir).any() {
         if Instant::now() > end {
             return true;
         }
@@ -459,7 +356,7 @@ fn current(dir: &Path) -> Option<Meta> {
     };
     let mut meta = read_meta(dir).or_else(former)?;
     if meta.state == State::Running && !is_locked(dir) {
-        let left = left::any(&meta, dir);
+        let left = meta.left(dir).any();
         meta.state = if left { State::Unsupervised } else { State::Killed(libc::SIGKILL) };
     }
     Some(meta)

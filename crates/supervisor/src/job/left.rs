@@ -6,8 +6,7 @@
 //! descends from such a one. So nobody is taken for it who has only been given its id since, or its
 //! environment by a batch system. Signals go to what a descriptor holds, not to an id.
 
-use crate::checkpoint::ending;
-use crate::job::jobs::Meta;
+use crate::base::ends::looks;
 use kedge_process::{running_since, runs};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -66,23 +65,81 @@ impl Process {
     }
 }
 
-/// Returns the processes of the ended supervisor's job in `folder` that still run.
-fn find(meta: &Meta, folder: &Path) -> BTreeSet<Process> {
-    let Some(marks) = meta.marks.as_ref().filter(|marks| marks.boot == boot()) else {
-        return BTreeSet::new();
-    };
-    let all = users_processes();
-    let first = meta.pid.map(|pid| pid as i32).zip(marks.started);
-    let first = first.map(|(pid, started)| Process { pid, started });
-    let variable = [b"KEDGE_CONTROL=", folder.join("control").as_os_str().as_bytes()].concat();
-    let is_its_own = |process: &Process| {
-        Some(*process) == first || was_given(process.pid, &variable) && is_in(process.pid, marks)
-    };
-    let mut found: BTreeSet<Process> = all.keys().copied().filter(is_its_own).collect();
-    add_descendants(&mut found, &all);
-    // Who asks may have been started by the job.
-    found.retain(|process| process.pid != std::process::id() as i32);
-    found
+/// What is known of the processes of a job whose supervisor has ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Left<'a> {
+    /// How they are known.
+    pub(crate) marks: Option<&'a Marks>,
+    /// The program's first one.
+    pub(crate) program: Option<u32>,
+    /// The job's.
+    pub(crate) folder: &'a Path,
+}
+
+impl Left<'_> {
+    /// Returns those that still run.
+    fn find(&self) -> BTreeSet<Process> {
+        let Some(marks) = self.marks.filter(|marks| marks.boot == boot()) else {
+            return BTreeSet::new();
+        };
+        let all = users_processes();
+        let first = self.program.map(|pid| pid as i32).zip(marks.started);
+        let first = first.map(|(pid, started)| Process { pid, started });
+        let variable =
+            [b"KEDGE_CONTROL=", self.folder.join("control").as_os_str().as_bytes()].concat();
+        let is_its_own = |process: &Process| {
+            Some(*process) == first
+                || was_given(process.pid, &variable) && is_in(process.pid, marks)
+        };
+        let mut found: BTreeSet<Process> = all.keys().copied().filter(is_its_own).collect();
+        add_descendants(&mut found, &all);
+        // Who asks may have been started by the job.
+        found.retain(|process| process.pid != std::process::id() as i32);
+        found
+    }
+
+    /// Whether any runs.
+    pub(crate) fn any(&self) -> bool {
+        !self.find().is_empty()
+    }
+
+    /// Whether any runs that was not killed, and that nobody who is about to end holds.
+    pub(crate) fn any_goes_on(&self) -> bool {
+        self.find().iter().any(|process| runs(process.pid))
+    }
+
+    /// Sends all of them a signal.
+    pub(crate) fn signal(&self, signal: i32) {
+        for process in self.find() {
+            process.signal(signal);
+        }
+    }
+
+    /// Ends all of them: by SIGTERM, and what is left after `grace` by SIGKILL. Whether nothing is
+    /// left.
+    pub(crate) fn end(&self, grace: Duration) -> bool {
+        let ended = !grace.is_zero() && self.end_by(libc::SIGTERM, grace);
+        ended || self.end_by(libc::SIGKILL, LAST)
+    }
+
+    fn end_by(&self, signal: i32, limit: Duration) -> bool {
+        let begin = Instant::now();
+        let mut sent = BTreeSet::new();
+        for wait in looks() {
+            let found = self.find();
+            if found.is_empty() {
+                return true;
+            }
+            found.iter().filter(|process| sent.insert(**process)).for_each(|process| {
+                process.signal(signal);
+            });
+            if begin.elapsed() > limit {
+                break;
+            }
+            thread::sleep(wait);
+        }
+        false
+    }
 }
 
 fn add_descendants(found: &mut BTreeSet<Process>, all: &BTreeMap<Process, i32>) {
@@ -131,49 +188,6 @@ impl Kin {
         }
         found.is_empty()
     }
-}
-
-/// Whether any runs.
-pub(crate) fn any(meta: &Meta, folder: &Path) -> bool {
-    !find(meta, folder).is_empty()
-}
-
-/// Whether any runs that was not killed, and that nobody who is about to end holds.
-pub(crate) fn any_goes_on(meta: &Meta, folder: &Path) -> bool {
-    find(meta, folder).iter().any(|process| runs(process.pid))
-}
-
-/// Sends all of them a signal.
-pub(crate) fn signal(meta: &Meta, folder: &Path, signal: i32) {
-    for process in find(meta, folder) {
-        process.signal(signal);
-    }
-}
-
-/// Ends all of them: by SIGTERM, and what is left after `grace` by SIGKILL. Whether nothing is
-/// left.
-pub(crate) fn end(meta: &Meta, folder: &Path, grace: Duration) -> bool {
-    let ended = !grace.is_zero() && end_by(meta, folder, libc::SIGTERM, grace);
-    ended || end_by(meta, folder, libc::SIGKILL, LAST)
-}
-
-fn end_by(meta: &Meta, folder: &Path, signal: i32, limit: Duration) -> bool {
-    let begin = Instant::now();
-    let mut sent = BTreeSet::new();
-    for wait in ending::looks() {
-        let found = find(meta, folder);
-        if found.is_empty() {
-            return true;
-        }
-        found.iter().filter(|process| sent.insert(**process)).for_each(|process| {
-            process.signal(signal);
-        });
-        if begin.elapsed() > limit {
-            break;
-        }
-        thread::sleep(wait);
-    }
-    false
 }
 
 /// The user's processes that have not ended, each with its parent's id.

@@ -2,10 +2,18 @@
 
 pub(crate) mod check;
 pub(crate) mod departed;
+pub(crate) mod files;
+pub(crate) mod held;
+pub(crate) mod images;
 pub mod jobs;
+pub(crate) mod joint;
+pub(crate) mod leaving;
 pub(crate) mod left;
 pub(crate) mod missed;
 pub(crate) mod mover;
+pub(crate) mod name;
+pub(crate) mod noted;
+pub(crate) mod outcome;
 pub(crate) mod pace;
 pub(crate) mod parts;
 pub mod policy;
@@ -14,6 +22,7 @@ pub(crate) mod program;
 pub(crate) mod rank;
 pub(crate) mod relayed;
 pub(crate) mod shown;
+pub(crate) mod spec;
 pub(crate) mod stats;
 pub(crate) mod tally;
 pub(crate) mod trace;

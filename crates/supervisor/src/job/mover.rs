@@ -2,8 +2,8 @@
 //! which is none of the job's and asks as any user does.
 
 use crate::base::again::kedge_again;
+use crate::base::apart::leave;
 use crate::job::jobs::{JobName, Jobs, Meta, State};
-use crate::services::warm::leave;
 use kedge_process::running_since;
 use std::fmt;
 use std::io;

@@ -1,6 +1,7 @@
 //! What a job is run on, and how it is checkpointed.
 
-use crate::job::jobs::{HOSTS, JOBS, JobName, variable};
+use crate::job::files::{HOSTS, JOBS, variable};
+use crate::job::name::JobName;
 use kedge_control::gpu::{BadGpuSpec, GpuSpec};
 use kedge_image::{ImageError, Manifest};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! What is said of a job on standard error when it has ended: why it failed, as its log tells.
 
-use crate::Outcome;
 use crate::job::jobs::JobName;
+use crate::job::outcome::Outcome;
 use kedge_control::check::Found;
 use kedge_control::job::Moved;
 use kedge_control::joblog::{self, Failure};

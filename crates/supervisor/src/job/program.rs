@@ -1,55 +1,20 @@
 //! The job's program: started, signalled, collected.
 
 use crate::base::signals::Signals;
-use crate::devices::proxies::Proxies;
 use crate::job::jobs::{JobDir, JobName};
+use crate::job::outcome::Outcome;
 use crate::job::policy::JobGpu;
 use crate::job::rank::End;
+use crate::job::spec::{JobSpec, RunError};
 use crate::job::trace;
-use crate::restart::recover::Recovery;
-use crate::{JobSpec, RunError};
 use kedge_control::gpu::GpuSpec;
 use kedge_process::kernel::{self, Stops};
 use std::ffi::OsString;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-/// A proxy needs some milliseconds to notice that its client has ended and to free its memory.
-pub(crate) const FAREWELL: Duration = Duration::from_millis(500);
-/// The same, of one that writes down what it has counted, found or traced: on a busy machine, too.
-const LAST_WORDS: Duration = Duration::from_secs(10);
-
-/// How the program ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    Exited(u8),
-    Killed(libc::c_int),
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Outcome::Exited(status) => write!(f, "status {status}"),
-            Outcome::Killed(signal) => write!(f, "signal {signal}"),
-        }
-    }
-}
-
-impl Outcome {
-    /// From a status as wait() tells it.
-    pub(crate) fn of(status: libc::c_int) -> Outcome {
-        if libc::WIFSIGNALED(status) {
-            Outcome::Killed(libc::WTERMSIG(status))
-        } else {
-            Outcome::Exited(libc::WEXITSTATUS(status) as u8)
-        }
-    }
-}
 
 /// The program's first process.
 #[derive(Debug)]
@@ -73,7 +38,7 @@ impl Program {
         let mut command = Command::new(&spec.program);
         command
             .args(&spec.arguments)
-            .env_remove(crate::checkpoint::joint::KEY)
+            .env_remove(crate::job::joint::KEY)
             .env("KEDGE_LOG", dir.log())
             .env("KEDGE_CONTROL", dir.control())
             .env("KEDGE_JOB", name.to_string());
@@ -145,42 +110,18 @@ impl Program {
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, none, 0) };
     }
 
-    /// Collects every child that has ended; the program's outcome if it is among them.
-    pub(crate) fn reap(&self, proxies: &Proxies, recovery: &Recovery) -> Option<Outcome> {
+    /// Collects every child that has ended: the program's outcome if it is among them. `other`
+    /// hears of each of the others, by its id.
+    pub(crate) fn reap(&self, mut other: impl FnMut(u32, Outcome)) -> Option<Outcome> {
         let mut outcome = None;
         for (pid, status) in kedge_process::reap(&[self.pid as libc::pid_t]).ended {
             let ended = Outcome::of(status);
-            if pid as u32 == self.pid {
-                outcome = Some(ended);
-            } else if let Some(proxy) = proxies.ended(pid as u32) {
-                recovery.proxy_ended(proxy, ended);
+            match pid as u32 == self.pid {
+                true => outcome = Some(ended),
+                false => other(pid as u32, ended),
             }
-        }
-        for (proxy, how) in proxies.take_left() {
-            recovery.proxy_ended(proxy, how);
         }
         outcome
-    }
-
-    /// Waits a moment for the proxies of clients that ended with the program: their last lines are
-    /// then in the log, and no zombie is left to an init that may not care.
-    pub(crate) fn see_proxies_off(
-        &self,
-        spec: &JobSpec,
-        signals: &Signals,
-        proxies: &Proxies,
-        recovery: &Recovery,
-    ) {
-        let start = Instant::now();
-        let tells = spec.stats || spec.check.is_some() || spec.trace.is_some();
-        let limit = if tells { LAST_WORDS } else { FAREWELL };
-        while let Some(left) = limit.checked_sub(start.elapsed()) {
-            self.reap(proxies, recovery);
-            if proxies.none() {
-                return;
-            }
-            signals.child_within(left);
-        }
     }
 }
 

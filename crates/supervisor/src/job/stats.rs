@@ -1,7 +1,7 @@
 //! What a job has asked of its devices, from the files of its proxies.
 
-use crate::JobSpec;
 use crate::job::jobs::{JobDir, JobName};
+use crate::job::spec::JobSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::note;
 use kedge_control::stats::{FORMAT, JobStats, Stats};

@@ -1,6 +1,7 @@
 //! How a job's checkpoints went, counted: `checkpoints.json` in its folder, for `kedge metrics`.
 
-use crate::job::jobs::{self, JobError};
+use crate::job::files::{now, replace};
+use crate::job::name::JobError;
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 use std::fs;
@@ -59,10 +60,10 @@ impl Tally {
             Err(error) => {
                 counts.failed += 1;
                 let why = error.to_string().chars().take(MAX_REASON_LEN).collect();
-                counts.last_failure = Some(LastFailure { at: jobs::now(), why });
+                counts.last_failure = Some(LastFailure { at: now(), why });
             }
         }
-        jobs::replace(&self.path, &*counts)
+        replace(&self.path, &*counts)
     }
 }
 

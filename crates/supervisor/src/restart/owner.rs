@@ -1,8 +1,8 @@
 //! Root restarts the image of another user as that user: kedge is started anew with that user's
 //! rights alone, before anything but the image has been looked at.
 
-use crate::RunError;
-use crate::restart::run::candidates;
+use crate::job::spec::RunError;
+use crate::restart::candidates::candidates;
 use kedge_image::Folder;
 use kedge_process::{Identity, Owner};
 use std::ffi::OsString;
@@ -59,7 +59,7 @@ pub fn start_as(owner: &Owner, arguments: &[OsString]) -> RunError {
 fn is_kept(name: &str) -> bool {
     // Root's secret: whoever has the key can take part in every job that has it. And a file of
     // root's.
-    if name == crate::checkpoint::joint::KEY || name == crate::CONFIG {
+    if name == crate::job::joint::KEY || name == crate::base::again::CONFIG {
         return false;
     }
     KEPT.contains(&name) || KEPT_PREFIXES.iter().any(|prefix| name.starts_with(prefix))

@@ -4,11 +4,11 @@
 //! A job's images say where to go on, unless the program has ended well since: then a file beside
 //! them, [`mark`], is newer, and the next run is a new one.
 
-use crate::Outcome;
 use crate::job::jobs::JobName;
 use crate::job::missed::Missed;
+use crate::job::outcome::Outcome;
 use crate::job::policy::Policy;
-use crate::restart::run::Candidates;
+use crate::restart::candidates::Candidates;
 use kedge_control::joblog::JobLog;
 use kedge_control::{note, warn};
 use kedge_image::{ImageError, Manifest, Part};

@@ -2,7 +2,8 @@
 //! handed over, of their newest image. No code of this process touches what is behind them, and the
 //! kernel lets go of it when this process ends, however that ends.
 
-use crate::devices::proxies;
+use crate::base::sockets::listen;
+use crate::job::held::HeldImage;
 use crate::job::jobs::{self, JobDir, JobName, Jobs};
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Ask, Handed, KeeperError, Reply};
@@ -28,17 +29,6 @@ const LIMITS: Limits =
     Limits { connections: 1024, request: REQUEST_TIMEOUT, reply: REQUEST_TIMEOUT };
 /// Longest time that anything is held.
 const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// What is held, as `held.json` in the job's folder tells.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldImage {
-    pub image: PathBuf,
-    /// Bytes.
-    pub on_devices: u64,
-    pub in_memory: u64,
-    /// Seconds since 1970.
-    pub until: u64,
-}
 
 /// What brings the devices of an image's clients back.
 #[derive(Debug)]
@@ -177,7 +167,7 @@ impl Keeper {
 
     /// Answers, on threads of its own, for as long as the process lives.
     pub(crate) fn serve(&self) -> io::Result<()> {
-        let listener = proxies::listen(&self.0.socket)?;
+        let listener = listen(&self.0.socket)?;
         let (answers, watches) = (self.clone(), self.clone());
         let accept = move || {
             Service::new("answer", LIMITS).serve(&listener, move |asker| {

@@ -1,8 +1,7 @@
 //! NVIDIA's management library (NVML), which programs ask beside the devices: the process that
 //! answers them, and what of it a checkpoint finds in the job's processes.
 
-use crate::devices::gpu::leads_to;
-use crate::devices::proxies::{hand_over, listen};
+use crate::base::sockets::{hand_over, leads_to, listen};
 use crate::job::jobs::JobDir;
 use crate::job::parts::Parts;
 use kedge_control::gpu::GpuSpec;

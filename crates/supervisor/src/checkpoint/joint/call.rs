@@ -1,8 +1,8 @@
 //! The call to a checkpoint, which whoever conducts it publishes and every part answers.
 
-use super::Joint;
-use super::meeting::{Meeting, Role, SPACE, Step};
 use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::meeting::{Builds, Meeting, Role, Step};
+use crate::job::joint::{Joint, SPACE};
 use crate::services::control::Order;
 use kedge_control::joblog::COORDINATOR;
 use kedge_control::warn;
@@ -29,20 +29,6 @@ pub(super) struct Call {
     pub(super) order: Order,
     #[serde(default)]
     pub(super) builds: Builds,
-}
-
-/// What the images of the parts build on.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Builds {
-    /// On none, and none is to build on them.
-    #[default]
-    Never,
-    /// On none: the next ones may build on them.
-    Next,
-    /// On those of the same parts in this image of the whole job; a part that has made another one
-    /// since stores all.
-    On(PathBuf),
 }
 
 impl Call {

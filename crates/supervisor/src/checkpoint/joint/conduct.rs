@@ -1,11 +1,12 @@
 //! Conducting a checkpoint of all parts: whoever is asked calls them, and makes the whole count
 //! when each part's image is durable.
 
-use super::Joint;
-use super::call::{Builds, Call};
-use super::meeting::{Meeting, Role, SPACE, Step};
-use crate::checkpoint::checkpointer::{CheckpointError, Checkpointer, LAUNCHES};
+use super::call::Call;
+use crate::checkpoint::checkpointer::{Checkpointer, LAUNCHES};
+use crate::checkpoint::error::{CheckpointError, ConductError};
+use crate::checkpoint::meeting::{Builds, Meeting, Role, Step};
 use crate::job::jobs::{self, JobName, by_number};
+use crate::job::joint::{Joint, SPACE};
 use crate::job::turn::Turn;
 use crate::services::control::{Order, Progress};
 use kedge_control::info;
@@ -17,26 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use thiserror::Error;
 
 /// How long a part that has been started may need to join, or one that has ended to be gone.
 const JOINING: Duration = Duration::from_secs(5);
-
-#[derive(Debug, Error)]
-pub(crate) enum ConductError {
-    #[error("the parts of the job cannot be reached: {0}")]
-    Coordinator(#[from] ClientError),
-    #[error(
-        "the supervisor of {0} was killed, so that part cannot be saved: end the job (`kedge kill`) and restart its last image"
-    )]
-    Lost(String),
-    #[error("{0}")]
-    Failed(String),
-    #[error("a part has joined or left the job meanwhile: try again")]
-    Changed,
-    #[error("{there} of the step's {all} ranks take part: what has ended cannot be saved")]
-    Ranks { there: usize, all: u32 },
-}
 
 impl Checkpointer {
     /// Takes a checkpoint of the job of which this is a part.

@@ -1,12 +1,13 @@
 //! Remote shells (docs/design/0045-remote-shells.md): a job that starts one on another host becomes
 //! a job of several parts, if it is none, and no checkpoint begins before the new part is there.
 
-use super::{Joint, part_name};
 use crate::base::signals::look_at_children;
 use crate::checkpoint::checkpointer::{Checkpointer, Without};
+use crate::checkpoint::launches::{Launching, MAX_LAUNCHES};
+use crate::checkpoint::recovery::Loss;
 use crate::job::jobs::{JobError, Jobs};
+use crate::job::joint::{Joint, part_name};
 use crate::job::policy::Policy;
-use crate::restart::recover::Loss;
 use crate::services::warden::{self, Before};
 use kedge_control::job::Launch;
 use kedge_control::joblog::COORDINATOR;
@@ -15,12 +16,9 @@ use kedge_coordinator::{Far, FarError, JobKey};
 use kedge_image::DeviceLimits;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// Most remote shells that are on their way at one time; the others wait.
-const MAX_LAUNCHES: u32 = 32;
 /// A port that was free a moment ago may be another's: so often another one is tried.
 const TRIES: u32 = 4;
 /// Addresses of documentation (RFC 5737): the way there is the one to other networks. Nothing is
@@ -51,45 +49,6 @@ pub(crate) enum LaunchError {
     Far(#[from] FarError),
     #[error(transparent)]
     Job(#[from] JobError),
-}
-
-/// How many remote shells are on their way.
-#[derive(Debug, Default)]
-pub(crate) struct Launches {
-    count: Mutex<u32>,
-    fewer: Condvar,
-}
-
-impl Launches {
-    fn count(&self) -> MutexGuard<'_, u32> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns whether none is within `patience`.
-    pub(crate) fn wait_for_none(&self, patience: Duration) -> bool {
-        let waited = self.fewer.wait_timeout_while(self.count(), patience, |count| *count > 0);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
-    }
-
-    fn begin(self: &Arc<Launches>) -> Option<Launching> {
-        let mut count = self.count();
-        if *count >= MAX_LAUNCHES {
-            return None;
-        }
-        *count += 1;
-        Some(Launching(Arc::clone(self)))
-    }
-}
-
-/// One that is, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Launching(Arc<Launches>);
-
-impl Drop for Launching {
-    fn drop(&mut self) {
-        *self.0.count() -= 1;
-        self.0.fewer.notify_all();
-    }
 }
 
 impl Checkpointer {
@@ -202,7 +161,7 @@ fn first_part(checkpointer: &Checkpointer, toward: Option<&str>) -> Result<Joint
 }
 
 /// A free port at the address of this host that is on the way to `toward`, and a new key.
-pub(super) fn meeting_place(toward: Option<&str>) -> Result<Far, LaunchError> {
+pub(crate) fn meeting_place(toward: Option<&str>) -> Result<Far, LaunchError> {
     let address = SocketAddr::new(own_address(toward), 0);
     let port = TcpListener::bind(address).and_then(|listener| listener.local_addr());
     let address = port.map_err(LaunchError::Port)?;
@@ -235,28 +194,6 @@ fn source_toward(peer: SocketAddr) -> io::Result<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
-
-    #[test]
-    fn a_checkpoint_waits_for_remote_shells_on_their_way() {
-        let launches: Arc<Launches> = Arc::default();
-        assert!(launches.wait_for_none(Duration::ZERO));
-        let one = launches.begin().expect("room");
-        assert!(!launches.wait_for_none(Duration::from_millis(10)));
-        let waiting = launches.clone();
-        let waits = thread::spawn(move || waiting.wait_for_none(Duration::from_secs(60)));
-        drop(one);
-        assert!(waits.join().expect("a thread"));
-    }
-
-    #[test]
-    fn so_many_remote_shells_are_on_their_way_and_no_more() {
-        let launches: Arc<Launches> = Arc::default();
-        let mut all: Vec<_> = (0..MAX_LAUNCHES).map(|_| launches.begin().expect("room")).collect();
-        assert!(launches.begin().is_none());
-        all.pop();
-        assert!(launches.begin().is_some());
-    }
 
     #[test]
     fn parts_meet_at_an_address_that_is_this_host_s_own() {

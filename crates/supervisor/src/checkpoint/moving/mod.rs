@@ -6,84 +6,18 @@ mod one;
 mod owner;
 mod together;
 
-use crate::checkpoint::checkpointer::{CheckpointError, Checkpointer};
+use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::error::{CheckpointError, MoveError};
 use crate::devices::proxies::Proxy;
-use crate::devices::quiesce::QuiesceError;
 use crate::job::jobs;
-use kedge_control::gpu::{BadGpuSpec, GpuSpec};
-use kedge_control::job::{FailureKind, Migrate, Moving};
-use kedge_control::proxy::ControlError;
+use kedge_control::gpu::GpuSpec;
+use kedge_control::job::{Migrate, Moving};
 use kedge_control::{error, warn};
 use owner::Owner;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use thiserror::Error;
 use together::Together;
-
-/// Why devices have not moved. The job goes on where it was, unless it says otherwise.
-#[derive(Debug, Error)]
-pub(crate) enum MoveError {
-    #[error("--to {to}: {source}")]
-    Target { to: String, source: BadGpuSpec },
-    #[error("the job has no devices: there is nothing to move")]
-    NoDevices,
-    #[error("no process of the job has devices now: there is nothing to move")]
-    NoClients,
-    #[error(
-        "a job on {from} cannot move to {to} as yet: only to as many devices of this machine, or from \
-         software devices to those of a server and back"
-    )]
-    Unsupported { from: String, to: String },
-    #[error("the devices of a moving job are to come to rest: {0}")]
-    Quiesce(#[from] QuiesceError),
-    #[error("its process {pid} stays where it is: {source}")]
-    Source { pid: u32, source: ControlError },
-    #[error("its process {pid} stays where it is: the new proxy: {source}")]
-    Arriving { pid: u32, source: ControlError },
-    #[error(
-        "its process {pid} makes and ends what it has on its devices faster than that can be followed \
-         ({tries} tries): try again when it does not"
-    )]
-    Restless { pid: u32, tries: u32 },
-    #[error(
-        "the job stays where it is: in {rounds} rounds, processes of it began to use devices, or did \
-         with them what cannot be followed, again and again: try again when they do not{or}"
-    )]
-    Endless { rounds: u32, or: &'static str },
-    #[error(
-        "its process {pid} stays where it is: it changes what it has on its devices faster than that \
-         crosses, {kib} KiB in the last round, for which it would stand still for some {pause} ms and \
-         may for {most}: allow more (--max-pause), or as much as it takes (--stop-and-copy)"
-    )]
-    TooFast { pid: u32, kib: u64, pause: u64, most: u64 },
-    #[error(
-        "nothing has moved: process {pid}, or what drives its devices, has ended meanwhile{said}"
-    )]
-    Gone { pid: u32, said: String },
-    #[error("cannot {what}: {source}")]
-    System { what: &'static str, source: io::Error },
-    /// After the new proxy had the client.
-    #[error(
-        "process {pid} had moved already when its new proxy was lost ({source}): `kedge run --recover` \
-         brings it back from its last image"
-    )]
-    Lost { pid: u32, source: ControlError },
-}
-
-impl MoveError {
-    /// What a script is told of it.
-    pub(crate) fn kind(&self) -> FailureKind {
-        match self {
-            MoveError::Target { .. } | MoveError::NoDevices | MoveError::Unsupported { .. } => {
-                FailureKind::Refused
-            }
-            MoveError::Lost { .. } => FailureKind::Lost,
-            _ => FailureKind::Failed,
-        }
-    }
-}
 
 impl Checkpointer {
     /// Moves the job's devices, and tells how far that has come.
@@ -175,6 +109,8 @@ fn place(from: &GpuSpec, to: GpuSpec) -> Result<GpuSpec, MoveError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_control::job::FailureKind;
+    use kedge_control::proxy::ControlError;
 
     #[test]
     fn devices_move_to_as_many() {

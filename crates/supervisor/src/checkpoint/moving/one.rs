@@ -1,12 +1,12 @@
 //! The move of one client.
 
-use super::MoveError;
 use super::owner::Owner;
 use crate::base::phases;
 use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::error::MoveError;
+use crate::checkpoint::recovery::Recovery;
 use crate::devices::proxies::{Launch, Proxy, ProxyId};
 use crate::devices::quiesce::Quiet;
-use crate::restart::recover::Recovery;
 use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_wire::Text;
 use rustix::process::{Signal, pidfd_send_signal};

@@ -2,11 +2,11 @@
 //! devices, what it shares reaches others there alone. So rounds cross for all of them, all stand
 //! still at one moment, and one durable write decides where all of them are.
 
-use super::MoveError;
 use super::one::{Move, Settled};
 use super::owner::Owner;
 use crate::base::phases;
 use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::error::MoveError;
 use crate::devices::proxies::{Launch, Proxy, ProxyId};
 use crate::devices::quiesce::Quiet;
 use kedge_control::job::{Migrate, Moving, Settles};

@@ -7,7 +7,8 @@ mod captures;
 mod pages;
 mod ring;
 
-use crate::devices::proxies::{self, Launch, Proxies};
+use crate::base::sockets::{leads_to, listen};
+use crate::devices::proxies::{Launch, Proxies};
 use crate::devices::quiesce::Resting;
 use crate::devices::sharing::{self, Lent};
 use crate::job::jobs::NVML_SOCKET;
@@ -23,7 +24,6 @@ use kedge_process::EngineError;
 use kedge_process::plugins::{
     Blob, Capture, Claim, Found, Job, Plugin, PluginError, Process, Refusal, World, unix_peer,
 };
-use kedge_socket::address;
 use pages::SavedPages;
 use ring::save_ring;
 use serde::{Deserialize, Serialize};
@@ -168,12 +168,6 @@ fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
     let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
     let end = || job.duplicate(file).ok().map(UnixStream::from);
     stream && end().is_some_and(|end| leads_to(&end, socket) && !is_over(&end))
-}
-
-/// Whether it is connected to whoever listens at `socket`.
-pub(crate) fn leads_to(end: &UnixStream, socket: &Path) -> bool {
-    end.peer_addr()
-        .is_ok_and(|peer| peer.as_pathname().is_some_and(|at| address::is_of(at, socket)))
 }
 
 /// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it
@@ -413,7 +407,7 @@ impl Plugin for Gpu {
             go_on(&proxy, client)?;
             restart.proxies.add(proxy).map_err(failed("start a thread"))?;
         }
-        let listener = proxies::listen(&restart.socket);
+        let listener = listen(&restart.socket);
         let listener = listener.map_err(failed("listen on the job's socket"))?;
         *self.moment() = Moment::Restarted(listener);
         Ok(())

@@ -1,14 +1,13 @@
 //! What a job's programs find first on their PATH: kedge, under the names of remote shells.
 
-use super::{JobDir, JobError, io_error};
+use super::dir::{COMMANDS, JobDir};
+use super::{JobError, io_error};
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-/// What the folder is called.
-pub(super) const COMMANDS: &str = "bin";
 /// The remote shell that launchers and users start; `kedge` so called brings what it starts into
 /// the job.
 pub const SHELL: &str = "ssh";

@@ -1,6 +1,5 @@
 //! The folder of a job that runs, and what is in it.
 
-use super::commands::COMMANDS;
 use super::lock::{is_locked, stays_locked};
 use super::{CHECKPOINTS, JobError, Meta, NVML_SOCKET, State};
 use super::{former, io_error, now, private_dir, read_meta, replace};
@@ -11,6 +10,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// What the folder is called of what the job's programs find first on their PATH.
+pub(super) const COMMANDS: &str = "bin";
 
 /// A running job's folder, locked while this lives.
 #[derive(Debug)]
@@ -118,7 +120,7 @@ impl JobDir {
         for left in sockets.into_iter().chain([self.held(), self.lost(), self.next()]) {
             let _ = fs::remove_file(left);
         }
-        crate::checkpoint::departing::clear(&self.dir);
+        crate::job::leaving::clear(&self.dir);
         former::clear_unfinished(&self.dir);
         kedge_control::session::clear(&self.dir);
         let told = [self.stats(), self.findings(), self.trace(), self.usage()];

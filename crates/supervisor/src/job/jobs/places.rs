@@ -2,7 +2,8 @@
 //! host, because several may share his home (docs/design/0019-where-jobs-live.md).
 
 use super::dir::only_root_changes;
-use super::{JobError, io_error, private_dir};
+use crate::job::files::{HOSTS, JOBS, io_error, private_dir, variable};
+use crate::job::name::JobError;
 use kedge_process::plugins::home_of;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
@@ -10,11 +11,6 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-
-/// What the folder of all jobs is called.
-pub(crate) const JOBS: &str = "jobs";
-/// What the folder of all hosts is called.
-pub(crate) const HOSTS: &str = "hosts";
 
 /// What the environment says of folders.
 #[derive(Debug, Clone, Default)]
@@ -29,11 +25,6 @@ pub(super) struct Surroundings {
     pub(super) runtime: Option<PathBuf>,
     /// Where there are folders of everybody.
     pub(super) temporary: PathBuf,
-}
-
-/// The path that an environment variable holds, if it is an absolute one.
-pub(crate) fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 impl Surroundings {

@@ -3,6 +3,7 @@ use super::*;
 use crate::Supervisor;
 use crate::services::control::{self, AskError, Migrate};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 

@@ -1,8 +1,7 @@
 //! The asking side.
 
-use super::Sending;
+use crate::base::sending::Sending;
 use crate::job::jobs::{JobError, JobName, Jobs, Meta, State};
-use crate::job::left;
 use crate::job::mover::Supervisor;
 use kedge_control::job::{
     Ask, FailureKind, Kill, Migrate, Moved, Moving, Order, Progress, Reply, Request, VERSION,
@@ -138,9 +137,9 @@ fn kill_left(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     let meta = jobs.find(name).ok_or_else(|| AskError::Unknown(name.clone()))?;
     let folder = jobs.folder(name);
     match kill {
-        Kill::Signal(signal) => left::signal(&meta, &folder, signal),
+        Kill::Signal(signal) => meta.left(&folder).signal(signal),
         Kill::End { grace_ms } => {
-            if !left::end(&meta, &folder, Duration::from_millis(grace_ms)) {
+            if !meta.left(&folder).end(Duration::from_millis(grace_ms)) {
                 let message = "some of its processes do not end, or are not yours to end";
                 return Err(AskError::Failed(message.to_owned()));
             }

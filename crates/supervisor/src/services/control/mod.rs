@@ -2,14 +2,11 @@
 //! that can trace the job answers. That is the supervisor, or a restarted job's init.
 
 mod client;
-mod sending;
-mod server;
 
+pub use crate::base::sending::{Sending, Stage};
 pub use client::{AskError, DepartAskError, Until, checkpoint, depart, hail, kill, migrate, swap};
 pub(crate) use client::{TakeError, settle, take};
 pub use kedge_control::job::{CodecName, Content, Kill, Migrate, Moving, Order, Progress, Settles};
-pub use sending::{Sending, Stage};
-pub(crate) use server::serve;
 
 #[cfg(test)]
 mod tests {

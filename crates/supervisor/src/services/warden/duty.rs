@@ -5,12 +5,12 @@ use super::plan::{FENCE, Image, Next, Plan, Seen, Stage, Told, View, number_of, 
 use super::reading::{self, Reading};
 use super::touch::{Known, Touch, after_standstill, unheard};
 use super::{Charge, Return, Together, WORD, life, since_boot};
-use crate::RunError;
-use crate::checkpoint::joint::{Joint, far, part_name};
+use crate::base::ends::LAST;
+use crate::base::told::tell;
 use crate::job::jobs::{JobName, Jobs, Meta, State};
-use crate::job::left::{self, Kin};
-use crate::restart::recover::LAST;
-use crate::restart::run::tell;
+use crate::job::joint::{Joint, far, part_name};
+use crate::job::left::Kin;
+use crate::job::spec::RunError;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::{error, warn};
@@ -303,7 +303,7 @@ impl Duty {
                 if waited > OBEYS {
                     // It may be stopped itself, or have much to write.
                     kin.end();
-                    meta.iter().for_each(|meta| left::signal(meta, &folder, libc::SIGKILL));
+                    meta.iter().for_each(|meta| meta.left(&folder).signal(libc::SIGKILL));
                 }
                 if waited > LAST + OBEYS {
                     let _ = pidfd_send_signal(supervisor, Signal::KILL);
@@ -313,7 +313,7 @@ impl Duty {
             if !obeyed.load(Ordering::SeqCst) {
                 // However long it takes: what may run is not told to have stopped.
                 while !kin.end() {}
-                while !meta.as_ref().is_none_or(|meta| left::end(meta, &folder, Duration::ZERO)) {}
+                while !meta.as_ref().is_none_or(|meta| meta.left(&folder).end(Duration::ZERO)) {}
             }
             stopped.store(true, Ordering::SeqCst);
         };
@@ -542,7 +542,7 @@ impl Duty {
             if let Some(meta) = jobs.find(&name)
                 && meta.state == State::Unsupervised
                 && meta.joint.as_deref() == Some(&*self.charge.job)
-                && !left::end(&meta, &jobs.folder(&name), Duration::ZERO)
+                && !meta.left(&jobs.folder(&name)).end(Duration::ZERO)
             {
                 error!(self.log, "processes of {name} do not end");
             }

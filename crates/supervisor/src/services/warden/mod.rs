@@ -16,13 +16,13 @@ mod touch;
 
 pub use duty::watch_over as ward;
 
-use crate::Outcome;
 use crate::base::again::kedge_again;
+use crate::base::apart::leave;
 use crate::base::signals;
-use crate::checkpoint::joint::{Joint, KEY};
-use crate::devices::proxies::hand_over;
+use crate::base::sockets::hand_over;
+use crate::job::joint::{Joint, KEY};
+use crate::job::outcome::Outcome;
 use crate::job::policy::Policy;
-use crate::services::warm::leave;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -414,7 +414,7 @@ fn life() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::restart::run::RestartSpec;
+    use crate::restart::spec::RestartSpec;
     use std::fs;
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 

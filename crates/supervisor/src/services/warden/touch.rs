@@ -3,7 +3,7 @@
 
 use super::plan::{FENCE, Plan, Seen, Stage, Told, View};
 use super::since_boot;
-use crate::checkpoint::joint::{Joint, SPACE, part_name};
+use crate::job::joint::{Joint, SPACE, part_name};
 use kedge_coordinator::{Client, ClientError, Leader, Member, Notice};
 use std::collections::BTreeMap;
 use std::fmt::Display;

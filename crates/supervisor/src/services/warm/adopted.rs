@@ -1,6 +1,6 @@
 //! A proxy that was ready, in the hands of a job: no child of the process that has it.
 
-use crate::job::program::Outcome;
+use crate::job::outcome::Outcome;
 use kedge_control::proxy::{Answer, Control, ControlError, Order};
 use kedge_wire::{List, Text};
 use std::ffi::OsString;

@@ -18,6 +18,6 @@ mod source;
 pub(crate) use adopted::{Leaving, WarmProxy};
 pub use kedge_control::warm::PoolStatus;
 pub use kind::Kind;
-pub(crate) use own::{Own, leave};
+pub(crate) use own::Own;
 pub use server::{Keeping, WarmError, keep, node_socket, status, stop};
 pub(crate) use source::Sources;

@@ -5,7 +5,8 @@
 
 use super::Kind;
 use crate::base::again::kedge_again;
-use crate::devices::proxies::{hand_over, listen};
+use crate::base::apart::leave;
+use crate::base::sockets::{hand_over, listen};
 use crate::job::jobs::JobDir;
 use std::fs::{self, File};
 use std::io;
@@ -75,21 +76,5 @@ impl Own {
     pub(crate) fn stays_open(&self) -> Option<RawFd> {
         rustix::io::fcntl_setfd(&self.connection, rustix::io::FdFlags::empty()).ok()?;
         Some(self.connection.as_raw_fd())
-    }
-}
-
-/// In the child: goes on as a process of its own session that no supervisor is the parent of.
-pub(crate) fn leave() -> io::Result<()> {
-    // SAFETY: plain calls; the process that forks ends at once, without a word to whoever shares
-    // its memory's buffers.
-    unsafe {
-        match libc::fork() {
-            -1 => Err(io::Error::last_os_error()),
-            0 => {
-                libc::setsid();
-                Ok(())
-            }
-            _ => libc::_exit(0),
-        }
     }
 }

@@ -1,8 +1,9 @@
 //! Keeps so many proxies of one kind ready.
 
 use super::kind::Kind;
-use crate::devices::proxies::{fix_places, hand_over, show_only};
-use crate::job::program::FAREWELL;
+use crate::base::ends::FAREWELL;
+use crate::base::sockets::hand_over;
+use crate::services::starting::{fix_places, show_only};
 use kedge_control::proxy::{Answer, Control, ControlError};
 use kedge_control::warm::PoolStatus;
 use std::collections::VecDeque;

@@ -1,8 +1,10 @@
-//! The answering side.
+//! The answering side of a job's control socket.
 
-use crate::checkpoint::checkpointer::{CheckpointError, Checkpointer};
-use crate::checkpoint::joint::{LaunchError, Launching};
-use crate::devices::proxies;
+use crate::base::sockets::listen;
+use crate::checkpoint::checkpointer::Checkpointer;
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::joint::LaunchError;
+use crate::checkpoint::launches::Launching;
 use kedge_control::job::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
 use kedge_control::service::{Asker, Limits, Service};
 use std::fs;
@@ -24,7 +26,7 @@ const LIMITS: Limits = Limits { connections: 64, request: REQUEST_TIMEOUT, reply
 pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<()> {
     // What a job of that name that was restarted before has left.
     let _ = fs::remove_file(path);
-    let listener = proxies::listen(path)?;
+    let listener = listen(path)?;
     let accept = move || {
         Service::new("answer", LIMITS).serve(&listener, move |asker| {
             // The asker may have gone: the job does not care.

@@ -1,11 +1,11 @@
 //! The ranks of a step as the parts of one job (docs/design/0048-slurm.md): each part has its
 //! rank's number, and they meet where the first one says by a key of the step.
 
-use super::launch::meeting_place;
-use super::{Joint, MAX_PARTS, clear, lock, part_name};
+use crate::checkpoint::joint::meeting_place;
 use crate::job::jobs::{JobDir, JobError, JobName, Jobs};
+use crate::job::joint::{Joint, MAX_PARTS, clear, lock, part_name};
 use crate::job::rank::{Meeting, Open, RankError, STARTS, hear, met, tell};
-use crate::{JobSpec, RunError};
+use crate::job::spec::{JobSpec, RunError};
 use kedge_coordinator::{Far, FarError, JobKey};
 use kedge_pmi::Rank;
 use std::path::Path;
@@ -50,14 +50,14 @@ pub(crate) fn enter_step(
 }
 
 /// Tells the other ranks, too, before they wait in vain.
-pub(super) fn failed(open: &mut Open, error: RunError) -> RunError {
+pub(crate) fn failed(open: &mut Open, error: RunError) -> RunError {
     // Whoever does not come is told of by the others.
     let _ = tell(open, Err(&error.to_string()));
     error
 }
 
 /// Where the first rank says that all meet, the job's name, and what all do.
-pub(super) fn heard(open: &mut Open) -> Result<(JobName, Far, String), RunError> {
+pub(crate) fn heard(open: &mut Open) -> Result<(JobName, Far, String), RunError> {
     let Meeting { job, at, key, does } = hear(open)?;
     let job: JobName = job.parse()?;
     let bad = |error: FarError| JobError::Join { job: job.clone(), why: error.to_string() };
@@ -68,7 +68,7 @@ pub(super) fn heard(open: &mut Open) -> Result<(JobName, Far, String), RunError>
 
 /// A place where the parts of the job `job` can meet, drawn by the first rank, and what the others
 /// are told of it: all of them do `does`.
-pub(super) fn draw(job: &JobName, does: &str) -> Result<(Far, Meeting), JobError> {
+pub(crate) fn draw(job: &JobName, does: &str) -> Result<(Far, Meeting), JobError> {
     let toward = std::env::var(LAUNCHER).ok();
     let bad = |why: String| JobError::Join { job: job.clone(), why };
     let far = meeting_place(toward.as_deref()).map_err(|error| bad(error.to_string()))?;
@@ -102,7 +102,7 @@ fn named(own: Option<&JobName>, job: &JobName) -> Result<(), RankError> {
 }
 
 /// Whether a rank does what the first one does: each looks for images by itself.
-pub(super) fn does_the_same(own: &str, first: &str) -> Result<(), RankError> {
+pub(crate) fn does_the_same(own: &str, first: &str) -> Result<(), RankError> {
     match own == first {
         true => Ok(()),
         false => Err(RankError::Apart { own: own.to_owned(), first: first.to_owned() }),
@@ -134,7 +134,7 @@ fn enter_as(
     clear(jobs, &jobs.parts(job)?);
     let part = part_name(job, rank.rank)?;
     let ranks = Some(rank.size);
-    let joint = Joint { ranks, ..Joint::of(jobs, job, part.clone(), Some(far))? };
+    let joint = Joint::of(jobs, job, part.clone(), Some(far))?.with_ranks(ranks);
     if !joint.claim()? {
         return Err(JobError::InUse { name: part });
     }

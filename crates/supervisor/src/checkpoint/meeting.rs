@@ -1,19 +1,17 @@
 //! Where the parts of a job meet during a checkpoint. All steps are of one series of barriers, so
 //! what fails in one part fails, by name, in all of them.
 
-use super::Joint;
-use super::call::Builds;
+use crate::job::joint::{Joint, SPACE};
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
 use kedge_image::Fate;
 use kedge_process::Together;
 use kedge_process::plugins::{Rendezvous, Stage};
-use std::path::Path;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The space of what kedge itself publishes.
-pub(crate) const SPACE: &str = "kedge";
 /// How long the parts may need to come to rest, with what hinders one of them.
 const STILL: Duration = Duration::from_secs(15);
 /// How long others may need before one looks whether they are there.
@@ -27,7 +25,7 @@ const NOW: u64 = 0;
 
 /// What all wait for, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Everybody has heard of it.
     Ready = 1,
     /// What can be written while the processes run is written.
@@ -44,6 +42,20 @@ pub(super) enum Step {
     Durable = 7,
     /// The whole counts.
     Committed = 8,
+}
+
+/// What the images of the parts build on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Builds {
+    /// On none, and none is to build on them.
+    #[default]
+    Never,
+    /// On none: the next ones may build on them.
+    Next,
+    /// On those of the same parts in this image of the whole job; a part that has made another one
+    /// since stores all.
+    On(PathBuf),
 }
 
 /// One checkpoint, as one of those sees it that take part.
@@ -72,14 +84,14 @@ pub(crate) struct Meeting {
 
 /// As what one takes part.
 #[derive(Debug)]
-pub(super) enum Role {
+pub(crate) enum Role {
     Conductor,
     Part(Builds),
 }
 
 impl Meeting {
     /// Of a job of so many parts.
-    pub(super) fn new(joint: &Joint, client: Client, id: &str, parts: u32, role: Role) -> Meeting {
+    pub(crate) fn new(joint: &Joint, client: Client, id: &str, parts: u32, role: Role) -> Meeting {
         Meeting {
             client: Mutex::new(client),
             // Parts of another version, which met at other steps, meet nobody here.
@@ -99,12 +111,12 @@ impl Meeting {
         }
     }
 
-    pub(super) fn client(&self) -> MutexGuard<'_, Client> {
+    pub(crate) fn client(&self) -> MutexGuard<'_, Client> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// It is over, for this one; the client is as before.
-    pub(super) fn leave(self) -> Client {
+    pub(crate) fn leave(self) -> Client {
         let told = self.told.lock().map(|mut told| std::mem::take(&mut *told));
         for notice in told.unwrap_or_default() {
             let _ = self.client().withdraw(&notice);
@@ -150,12 +162,12 @@ impl Meeting {
     }
 
     /// Nobody goes on with it.
-    pub(super) fn fail(&self, why: &str) {
+    pub(crate) fn fail(&self, why: &str) {
         let _ = self.client().break_series(&self.series, why);
     }
 
     /// Waits for everybody at `step`.
-    pub(super) fn arrive(&self, step: Step) -> Result<(), String> {
+    pub(crate) fn arrive(&self, step: Step) -> Result<(), String> {
         let patient = matches!(step, Step::Prepared | Step::Durable | Step::Committed);
         loop {
             let wait = if patient { LOOK } else { STILL };
@@ -205,7 +217,7 @@ impl Meeting {
     }
 
     /// How many processes each part has captured.
-    pub(super) fn processes(&self, parts: &[String]) -> usize {
+    pub(crate) fn processes(&self, parts: &[String]) -> usize {
         let count = |part: &String| {
             let at = processes_of(part).ok()?;
             let found = self.client().look(&at, 0, Duration::ZERO).ok()??;

@@ -1,23 +1,23 @@
 //! Restarting a job of several parts: each by a process of its own, and none goes on before all are
 //! there.
 
-use super::hosts::{KEY, far};
-use super::meeting::SPACE;
-use super::{Joint, lock, part_name, ranks};
 use crate::base::again::kedge_again;
 use crate::base::signals::{Signal, Signals};
-use crate::job::jobs::{JobError, JobName, Jobs};
+use crate::base::told::tell as tell_user;
+use crate::job::jobs::{JobName, Jobs};
+use crate::job::joint::{Joint, KEY, SPACE, lock, part_name};
+use crate::job::outcome::Outcome;
 use crate::job::rank::{Open, PMI, RankError, Seat, met, tell};
+use crate::job::spec::RunError;
+use crate::restart::join::{PRESENT, member};
+use crate::restart::joining::Joining;
+use crate::restart::ranks;
 use crate::restart::resume;
-use crate::restart::run::{RestartSpec, tell as tell_user};
-use crate::{Outcome, RunError};
-use kedge_coordinator::{
-    Client, ClientError, Far, FarError, Leader, Member, Notice, Place, Series, Server, Who,
-};
+use crate::restart::spec::RestartSpec;
+use kedge_coordinator::{Client, ClientError, Far, Leader, Notice, Place, Series, Server, Who};
 use kedge_image::{ImageError, Manifest, Part};
 use kedge_pmi::Rank;
-use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError, Rendezvous, Stage};
-use serde::{Deserialize, Serialize};
+use kedge_process::plugins::Plugin;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -25,204 +25,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longer than any part takes to read its memory; one that fails is told of at once.
-const REBUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long another host may need until its part of a restart begins.
 const OTHERS: Duration = Duration::from_secs(60);
 /// How long one on this host may need that has just taken the lock.
 const SOON: Duration = Duration::from_secs(5);
-/// Every part has said where its connections can be reached.
-const OFFERED: u64 = 1;
-/// Every part's connections are there.
-const BOUND: u64 = 2;
-/// Every part is there: the last step.
-const REBUILT: u64 = 3;
-/// Whoever has been at this one takes part: for as long as it lives, a series that was broken stays
-/// so, also for parts that come later.
-const PRESENT: u64 = 0;
-
-/// What a part that is restarted is to know of the others.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Joining {
-    job: String,
-    /// Where they meet.
-    series: String,
-    pub(crate) parts: u32,
-    /// Where the coordinator is, if they are on several hosts; the key is in the environment.
-    #[serde(default)]
-    at: Option<String>,
-    /// The rank of a step that it is, whose session has begun.
-    #[serde(default)]
-    pub(crate) rank: Option<(Seat, Rank)>,
-    /// How often the job has gone back by itself, and why this time.
-    #[serde(default)]
-    pub(crate) times: u32,
-    #[serde(default)]
-    pub(crate) why: Option<String>,
-}
-
-impl Joining {
-    /// From the command line of whoever restarts all of them.
-    pub fn parse(text: &str) -> Option<Joining> {
-        serde_json::from_str(text).ok()
-    }
-
-    /// The part `part`, once it is there.
-    pub(crate) fn joint(&self, jobs: &Jobs, part: &JobName) -> Result<Joint, JobError> {
-        let job: JobName = self.job.parse()?;
-        let far = self.at.as_ref().map(|at| far(at, None)).transpose();
-        let failed = |error: FarError| JobError::Join { job: job.clone(), why: error.to_string() };
-        let ranks = self.rank.as_ref().map(|_| self.parts);
-        Ok(Joint { ranks, ..Joint::of(jobs, &job, part.clone(), far.map_err(failed)?)? })
-    }
-}
-
-/// The plugin that has a part wait for the others before its processes run.
-pub(crate) static JOIN: Join = Join(Mutex::new(None));
-
-#[derive(Debug)]
-pub(crate) struct Join(Mutex<Option<Joined>>);
-
-/// A part that is restarted, and its connection to the coordinator, which it has in its init alone.
-#[derive(Debug)]
-struct Joined {
-    joint: Joint,
-    joining: Joining,
-    client: Option<Client>,
-}
-
-impl Joined {
-    /// Returns the connection, and the series in which the parts meet.
-    fn client(&mut self) -> Result<(&mut Client, Series, Who), ClientError> {
-        let series = Series::of_job(&self.joining.series);
-        let who = Who::Count { members: self.joining.parts };
-        let joint = &self.joint;
-        let client = match &mut self.client {
-            Some(client) => client,
-            none => {
-                let place = joint.place.clone();
-                let find = Box::new(move || place.connect());
-                none.insert(Client::join(&member(joint, joint.part.to_string()), find)?)
-            }
-        };
-        Ok((client, series, who))
-    }
-}
-
-impl Join {
-    pub(crate) fn wait_for_others(&self, joint: Joint, joining: Joining) {
-        let joined = Joined { joint, joining, client: None };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined);
-    }
-
-    /// Does `what` with the connection to the coordinator.
-    fn with<T>(
-        &self,
-        what: impl FnOnce(&mut Client, Series, Who) -> Result<T, ClientError>,
-    ) -> Result<T, String> {
-        let mut joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(joined) = &mut *joined else { return Err("it has no other parts".to_owned()) };
-        let job = joined.joint.job.clone();
-        let done = joined.client().and_then(|(client, series, who)| what(client, series, who));
-        done.map_err(|error| format!("{job}: {error}"))
-    }
-
-    fn notice(series: &Series, name: &str) -> Result<Notice, ClientError> {
-        Notice::of_job(SPACE, format!("{} {name}", &*series.name).as_bytes())
-    }
-}
-
-impl Rendezvous for Join {
-    fn name(&self) -> String {
-        let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        joined.as_ref().map(|joined| joined.joint.part.to_string()).unwrap_or_default()
-    }
-
-    fn parts(&self) -> Result<Vec<String>, String> {
-        let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Joined { joint, joining, .. }) = &*joined else { return Ok(Vec::new()) };
-        let names =
-            (0..joining.parts.min(super::MAX_PARTS)).map(|number| part_name(&joint.job, number));
-        let names = names.map(|name| name.map(|name| name.to_string()));
-        names.collect::<Result<_, _>>().map_err(|error| error.to_string())
-    }
-
-    fn publish(&self, name: &str, value: &[u8]) -> Result<bool, String> {
-        self.with(|client, series, _| {
-            match client.publish(&Join::notice(&series, name)?, value, true) {
-                Ok(()) => Ok(true),
-                Err(ClientError::Taken { .. }) => Ok(false),
-                Err(error) => Err(error),
-            }
-        })
-    }
-
-    fn look(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
-        let look = |client: &mut Client, series: Series, _| {
-            client.look(&Join::notice(&series, name)?, 0, Duration::ZERO)
-        };
-        Ok(self.with(look)?.map(|found| found.value))
-    }
-
-    fn meet(&self, stage: Stage, wait: Duration) -> Result<bool, String> {
-        let step = match stage {
-            Stage::Offered => OFFERED,
-            Stage::Bound => BOUND,
-            Stage::Told | Stage::Arrived => return Err(format!("no restart has {stage:?}")),
-        };
-        self.with(|client, series, who| match client.arrive(&series, step, who, wait) {
-            Ok(()) => Ok(true),
-            Err(ClientError::Late) => Ok(false),
-            Err(error) => Err(error),
-        })
-    }
-
-    fn still(&self) -> Result<(), String> {
-        let everybody = Who::Count { members: u32::MAX };
-        let ask = |client: &mut Client, series: Series, _| {
-            client.arrive(&series, PRESENT, everybody, Duration::ZERO)
-        };
-        let joined = |error: &ClientError| matches!(error, ClientError::Late);
-        self.with(|client, series, who| match ask(client, series, who) {
-            Err(error) if joined(&error) => Ok(()),
-            other => other,
-        })
-    }
-
-    fn fail(&self, why: &str) {
-        // Whoever cannot be told is told by whoever has started this part.
-        let _ = self.with(|client, series, _| client.break_series(&series, why));
-    }
-}
-
-impl Plugin for Join {
-    fn name(&self) -> &'static str {
-        "joint"
-    }
-
-    fn claim(&self, _file: &Found, _job: &Job) -> Claim {
-        Claim::No
-    }
-
-    fn agreed(&self) -> Result<(), PluginError> {
-        if self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
-            return Ok(());
-        }
-        let met =
-            self.with(|client, series, who| client.arrive(&series, REBUILT, who, REBUILD_TIMEOUT));
-        // From here on it is a part as any other.
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        met.map_err(PluginError::Refused)
-    }
-}
-
-fn member(joint: &Joint, name: String) -> Member {
-    Member { job: joint.job.to_string(), name, node: joint.node(), part: false }
-}
 
 /// Restarts the parts of the newest of `images` whose parts are there, and waits for their end:
 /// what the first one of them that failed ended with.

@@ -1,0 +1,175 @@
+//! Which of a job's images brings it back, and what it is given for that.
+
+use crate::base::signals;
+use crate::base::told::tell;
+use crate::checkpoint::recovery::end_sessions_of;
+use crate::devices::gpu::{self, GPU, Restart};
+use crate::devices::proxies::{Launch, Proxies};
+use crate::job::images::Images;
+use crate::job::jobs::{JobDir, JobName, StandIn};
+use crate::job::joint::Joint;
+use crate::job::parts::Parts;
+use crate::job::policy::{Policy, former_folder};
+use crate::job::rank::PMI;
+use crate::job::shown::SHOWN;
+use crate::job::spec::RunError;
+use crate::restart::gate::GATE;
+use crate::restart::init::Checkpointing;
+use crate::restart::join::JOIN;
+use crate::restart::spec::RestartSpec;
+use crate::services::keeper::Held;
+use crate::services::warden;
+use crate::services::warm::{Kind, Own, Sources, WarmProxy};
+use kedge_control::joblog::JobLog;
+use kedge_control::{error, info, warn};
+use kedge_image::{Devices, ImageError, Manifest};
+use kedge_process::plugins::{More, PathMap, Rendezvous};
+use kedge_process::{Arrivals, EngineError, RestartOptions, Restarted};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+/// Which job is restarted where.
+pub(crate) struct Place<'a> {
+    pub(crate) name: &'a JobName,
+    pub(crate) joint: Option<&'a Joint>,
+    pub(crate) dir: &'a JobDir,
+    /// What keeps proxies ready for it.
+    pub(crate) warm: Option<&'a Own>,
+    /// When that began.
+    pub(crate) begin: Instant,
+}
+
+/// Restarts the newest image that is whole; a damaged one is passed over, which the log tells.
+pub(crate) fn first_that_works<'a>(
+    spec: &RestartSpec,
+    place: &Place<'_>,
+    images: &'a [(PathBuf, Manifest)],
+    log: &Arc<JobLog>,
+) -> Result<(Restarted, &'a Manifest, Option<StandIn>), RunError> {
+    let Place { name, joint, dir, warm, begin } = *place;
+    let mut rest = images.iter().peekable();
+    let mut held = spec.held();
+    let mut again = None;
+    loop {
+        let Some((folder, manifest)) = again.take().or_else(|| rest.next()) else {
+            return Err(ImageError::NoImage { path: spec.path.clone() }.into());
+        };
+        let held = held.take().filter(|held| held.image == *folder);
+        let mut inherits = held.as_ref().map(Held::numbers).unwrap_or_default();
+        let proxies = Proxies::default();
+        let devices = spec.devices(manifest);
+        let launch = devices.as_ref().map(|devices| launch(devices, dir, warm, log)).transpose()?;
+        dir.link_commands()?;
+        let former = former_folder(manifest)?;
+        let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
+        if let Some(None) = stand_in {
+            warn!(
+                log,
+                "the folder that the job had is another job's by now, or another user's: its programs cannot ask for checkpoints, and processes that it starts get no devices"
+            );
+        }
+        if let Some(launch) = &launch {
+            let warm = launch.warm(clients(manifest));
+            inherits.extend(warm.iter().flat_map(WarmProxy::numbers));
+            let (launch, proxies) = (launch.clone().cold(), proxies.clone());
+            let (files, folder) = (manifest.files.clone(), folder.clone());
+            let socket = dir.socket();
+            GPU.restart_with(Restart { launch, proxies, socket, files, folder, held, warm });
+        }
+        if let Some((seat, rank)) = spec.seat(folder)? {
+            inherits.push(seat.fd);
+            PMI.restart_in(seat, rank);
+        }
+        if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
+            JOIN.wait_for_others(joint.clone(), joining.clone());
+        }
+        if let Some(showing) = spec.showing {
+            SHOWN.show(showing, name, (folder, manifest));
+        }
+        let home = former.unwrap_or_else(|| dir.path().to_owned());
+        let checkpointer =
+            Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
+        let paths = PathMap::new(spec.paths.iter().cloned());
+        inherits.extend(GATE.number());
+        let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN, &GATE];
+        let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Rendezvous);
+        let usual = RestartOptions::new(folder.clone());
+        let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
+        let policy = spec.policy.or(Policy::of_image(manifest));
+        let ranks = joint.and_then(|joint| joint.ranks);
+        // It was withheld, and meant for a step in which the job is no longer.
+        let withheld = ranks.is_some() || policy.withholds_term();
+        let forgets = policy.on_term.filter(|_| withheld).map(|_| libc::SIGTERM);
+        let options = RestartOptions {
+            paths,
+            plugins,
+            lazy: spec.lazy,
+            inherits,
+            give_up,
+            tell,
+            others,
+            arrivals: spec.standby.then_some(&GATE as &dyn Arrivals),
+            forgets,
+            ..usual
+        };
+        let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
+        if restarted.is_err() {
+            SHOWN.take_back();
+            end_sessions_of(dir.path(), log);
+        }
+        match restarted {
+            Ok(restarted) => {
+                GATE.passed();
+                let (ms, image) = (begin.elapsed().as_secs_f64() * 1e3, &restarted.image);
+                info!(log, "restarted from {} within {ms:.0} ms", image.display());
+                if let Some(showing) = spec.showing {
+                    (showing.restarted)(name, image);
+                }
+                if let Err(error) = Images::of(dir).add(image) {
+                    warn!(log, "{error}");
+                }
+                restarted.notes.iter().for_each(|note| warn!(log, "{note}"));
+                return Ok((restarted, manifest, stand_in.flatten()));
+            }
+            // Another part may have been told first, which is this one's error then.
+            Err(error) if matches!(error, EngineError::GivenUp) || give_up() => {
+                let by = if warden::has_stopped_it() { "the part's warden" } else { "a signal" };
+                warn!(log, "the restart was ended by {by}: nothing is left of it");
+                return Err(EngineError::GivenUp.into());
+            }
+            Err(error) if GPU.held().is_some() => {
+                let image = folder.display();
+                warn!(log, "{image} does not come back from memory ({error}): now from its files");
+                again = images.iter().find(|(path, _)| path == folder);
+            }
+            Err(error) => {
+                error!(log, "{} cannot be restarted: {error}", folder.display());
+                let cores = thread::available_parallelism().map_or(1, usize::from);
+                if rest.peek().is_none() || kedge_image::verify(folder, cores).is_ok() {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+}
+
+/// How many of its processes have devices.
+fn clients(manifest: &Manifest) -> usize {
+    manifest.files.iter().filter(|file| gpu::is_of_client(&file.name)).count()
+}
+
+/// What the job's proxies are started with.
+fn launch(
+    devices: &Devices,
+    dir: &JobDir,
+    warm: Option<&Own>,
+    log: &Arc<JobLog>,
+) -> Result<Launch, RunError> {
+    let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
+    dir.link_driver(&parts)?;
+    let kind = Kind::here(&parts, &gpu, &devices.limits);
+    let warm = Sources::new(kind, warm.map(|own| own.socket().to_owned()), log.clone());
+    Ok(Launch::new(&parts, &gpu, &devices.limits, dir).with_warm(warm))
+}
