@@ -1,9 +1,9 @@
 //! A client whose devices' memory is swapped out: it lies in files in memory, packed, and comes
 //! back before the next message is dispatched.
 
-use crate::capture::CaptureError;
-use crate::hold::has_room;
-use crate::restore::RestoreError;
+use crate::error::CaptureError;
+use crate::error::RestoreError;
+use crate::limits::has_room;
 use crate::work;
 use kedge_device::{Backend, Object, Piece, SnapshotError, Swapped};
 use kedge_device_nvidia::CacheLimits;

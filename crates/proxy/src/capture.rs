@@ -4,6 +4,7 @@
 use crate::changes::{Key, Tracked, Written, blocks};
 use crate::client_memory;
 use crate::dispatch::Dispatcher;
+use crate::error::CaptureError;
 use crate::executor::{NearEnd, Stored};
 use crate::record::{Image, Step};
 use crate::saved::DevicePiece;
@@ -15,8 +16,7 @@ use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
 use kedge_device::{Code, Digests, HeldPlace, Known, Piece, Snapshot, SnapshotError};
 use kedge_gpu_image::{self as saved, SavedObject, SavedProxy, SavedStep};
-use kedge_image::{Choice, Encoded, ImageError, ImageWriter, PAGE};
-use kedge_remote::ImageLineError;
+use kedge_image::{Choice, Encoded, ImageWriter, PAGE};
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +24,6 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use thiserror::Error;
 
 /// Bytes that are read, encoded and stored together: whole blocks, and many, because each copy from
 /// a GPU holds up the program's calls for a moment.
@@ -34,30 +33,6 @@ const CHUNK: u64 = kedge_image::MAX_EXTENT;
 const WRITERS: usize = 12;
 /// Parts of the shared arena, each an object of its own.
 const ARENA_PART: u64 = 4 << 20;
-
-#[derive(Debug, Error)]
-pub(crate) enum CaptureError {
-    #[error("{0}")]
-    Snapshot(#[from] SnapshotError),
-    #[error("there is more of it than an image holds: {0}")]
-    TooMuch(#[from] TooLong),
-    #[error("this image builds on another: only one that holds all (--full) is held")]
-    Part,
-    #[error("cannot draw random keys: {0}")]
-    Keys(io::Error),
-    #[error("cannot look at pinned memory: {0}")]
-    Arena(io::Error),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error(
-        "{needs} MiB are more than the {limit} MiB of host memory that may be taken: raise --cache-host"
-    )]
-    NoRoom { needs: u64, limit: u64 },
-    #[error("the proxy that it is to move to: {0}")]
-    Other(#[from] crate::moving::LineError),
-    #[error("its devices, on another machine: {0}")]
-    Far(#[from] ImageLineError),
-}
 
 const UNREADABLE: &str = "the copy of the devices' memory cannot be read: it was lost, with a process that held it or \
     with its device";

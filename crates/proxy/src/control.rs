@@ -1,11 +1,12 @@
 //! Obeys the supervisor's orders ([`kedge_control::proxy`]). If the supervisor goes away, the proxy
 //! goes on.
 
-use crate::capture::CaptureError;
 use crate::ending;
+use crate::error::CaptureError;
 use crate::executor::{Build, Captured, Identity, NearEnd, Room, Shares, Stored};
 use crate::gate::{Closed, Gate};
-use crate::moving::{Owner, Source};
+use crate::owner::Owner;
+use crate::source::Source;
 use crate::watch::Watcher;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Offer};
@@ -393,7 +394,7 @@ pub(crate) fn entry(path: &Path, bytes: u64, checksum: u64) -> FileEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moving::LineError;
+    use crate::error::LineError;
     use kedge_cuda_types::CuError;
     use kedge_device::SnapshotError;
 

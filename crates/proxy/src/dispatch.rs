@@ -3,12 +3,12 @@
 mod modules;
 
 use crate::away::SwappedOut;
-use crate::charge::{Arrays, Ends, wants};
 use crate::host::ProxyHost;
 use crate::record::{Record, Step, asking};
 use crate::room::{Vain, Wish};
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
+use crate::taken::{Arrays, Ends, wants};
 use kedge_control::sharing::What;
 use kedge_control::{error, warn};
 use kedge_cuda_types::CuError;

@@ -1,6 +1,6 @@
 //! How this process ends before its client does.
 
-use crate::moving::Owner;
+use crate::owner::Owner;
 use crate::wait::until;
 use crate::{findings, stats, trace, usage, warm};
 use kedge_control::fault;
@@ -108,23 +108,35 @@ pub(crate) fn end_moved() -> ! {
     end(*STATUS.get_or_init(|| 0))
 }
 
+/// Says goodbye to other machines, if any have been spoken to.
+static BYE: OnceLock<fn()> = OnceLock::new();
+
+/// Says who says goodbye to other machines; once.
+pub(crate) fn says_bye(bye: fn()) {
+    let _ = BYE.set(bye);
+}
+
 /// Ends the process in good order, whose client is served no longer.
 pub fn end_orderly(status: u8) -> ! {
     let status = *STATUS.get_or_init(|| status);
-    stats::write();
-    findings::conclude();
-    trace::conclude();
-    usage::conclude();
-    warm::farewell(status);
+    conclude(status);
     std::process::exit(status.into())
 }
 
-fn end(status: u8) -> ! {
+/// Writes and says what is left to be.
+fn conclude(status: u8) {
     stats::write();
     findings::conclude();
     trace::conclude();
     usage::conclude();
+    if let Some(bye) = BYE.get() {
+        bye();
+    }
     warm::farewell(status);
+}
+
+fn end(status: u8) -> ! {
+    conclude(status);
     // SAFETY: _exit takes no pointer. Nothing is worth an orderly end: other threads may run
     // kernels, or be busy with the client's memory.
     unsafe { libc::_exit(status.into()) }

@@ -6,14 +6,14 @@
 //! what
 //! [`Nearby`] has.
 
-use crate::capture::CaptureError;
-use crate::hold::Holding;
+use crate::error::CaptureError;
 use crate::moving::{Follows, Shown};
 use kedge_control::sharing::{Bond, Share, What};
-use kedge_device::{Drained, Known, SnapshotError};
+use kedge_device::{Drained, HeldPart, Known, SnapshotError};
 use kedge_image::{Choice, FileEntry};
 use kedge_protocol::PeerName;
 use kedge_transport::Incoming;
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -140,4 +140,13 @@ pub(crate) struct Shares {
     pub(crate) shares: Vec<Share>,
     /// Files of memory that were this client's.
     pub(crate) released: Vec<(u64, u64)>,
+}
+
+/// What outlives this process of a capture, to be handed over.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    pub(crate) file: File,
+    pub(crate) entry: FileEntry,
+    pub(crate) parts: Vec<HeldPart>,
+    pub(crate) on_devices: u64,
 }

@@ -1,9 +1,8 @@
 //! What devices have found in a program that is checked, as the job's supervisor reads it.
 
-use crate::host::ProxyHost;
 use kedge_control::check::{FORMAT, Finding, Place, Report};
 use kedge_device::{FindingPlace, Findings};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::OnceLock;
 
 /// Returns what is written down of a device's findings.
 pub(crate) fn report(found: &Findings) -> Report {
@@ -34,17 +33,18 @@ fn place(found: &FindingPlace) -> Place {
     }
 }
 
-/// Whose devices are asked at the end.
-static HOST: OnceLock<Weak<ProxyHost>> = OnceLock::new();
+/// What has the devices tell more at the end.
+static LAST: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
-/// Says whose devices may have more to tell when the process ends; once.
-pub(crate) fn ask_at_end(host: &Arc<ProxyHost>) {
-    let _ = HOST.set(Arc::downgrade(host));
+/// Has `tell` be called when the process ends; once. It has the devices tell what they can only
+/// tell by then.
+pub(crate) fn ask_at_end(tell: impl Fn() + Send + Sync + 'static) {
+    let _ = LAST.set(Box::new(tell));
 }
 
 /// Has the devices tell what they can only tell by now. The process is about to end.
 pub(crate) fn conclude() {
-    if let Some(host) = HOST.get().and_then(Weak::upgrade) {
-        host.conclude();
+    if let Some(tell) = LAST.get() {
+        tell();
     }
 }

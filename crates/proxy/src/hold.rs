@@ -1,24 +1,24 @@
 //! What outlives a capture's proxy: the memory of the devices that it lies in, and a file in memory
 //! with all the rest. A client's devices come back from it as from the image, only sooner.
 
-use crate::capture::{Capture, CaptureError};
-use crate::restore::RestoreError;
+use crate::capture::Capture;
+use crate::error::CaptureError;
+use crate::error::RestoreError;
+use crate::executor::Holding;
+use crate::limits::has_room;
 use crate::saved::DevicePiece;
 use crate::work;
-use kedge_control::gpu::read_number;
 use kedge_control::keeper::MAX_PARTS;
 use kedge_device::{Filling, Held, HeldPart, HeldPlace};
 use kedge_device_nvidia::CacheLimits;
 use kedge_gpu_image::{HELD_SECTION, SavedObject, SavedProxy};
-use kedge_image::{Choice, FileEntry, ImageFile, ImageWriter};
+use kedge_image::{Choice, ImageFile, ImageWriter};
 use kedge_wire::{List, wire};
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::os::fd::OwnedFd;
 
 /// Bytes that are copied together.
 const CHUNK: u64 = 1 << 20;
-const MIB: u64 = 1 << 20;
 
 wire! {
     /// Where the devices' memory is that is held.
@@ -32,15 +32,6 @@ wire! {
     /// The object `number` lies at `offset` of what is held on a device.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct SavedPlace { pub number: u64, pub device: u32, pub offset: u64 }
-}
-
-/// What is to be handed over.
-#[derive(Debug)]
-pub(crate) struct Holding {
-    pub(crate) file: File,
-    pub(crate) entry: FileEntry,
-    pub(crate) parts: Vec<HeldPart>,
-    pub(crate) on_devices: u64,
 }
 
 impl Capture {
@@ -104,18 +95,6 @@ struct Rest {
     index: usize,
     number: u64,
     bytes: u64,
-}
-
-/// Refuses so many bytes of host memory where that is too much.
-pub(crate) fn has_room(bytes: u64, limits: CacheLimits) -> Result<(), CaptureError> {
-    let limit = match limits.host {
-        u64::MAX => read_number("/proc/meminfo", "MemAvailable:").map_or(u64::MAX, |kib| kib << 9),
-        limit => limit,
-    };
-    if bytes <= limit {
-        return Ok(());
-    }
-    Err(CaptureError::NoRoom { needs: bytes.div_ceil(MIB), limit: limit / MIB })
 }
 
 /// Has the devices take what is held in their own memory: the numbers of those objects.

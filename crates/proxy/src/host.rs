@@ -2,6 +2,7 @@
 
 use crate::account::Account;
 use crate::client_memory;
+use crate::counts::Counts;
 use crate::faults::Faults;
 use crate::findings;
 use crate::host_fns::HostFns;
@@ -9,7 +10,6 @@ use crate::outlet::{Outlet, PrivateMemory};
 use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
 use crate::trace;
-use crate::usage::Counts;
 use kedge_control::joblog::{DEVICE, JobLog};
 use kedge_control::{fault, warn};
 use kedge_cuda_types::CuError;

@@ -5,6 +5,8 @@
 //! time answers later, through a [`kedge_device::Done`].
 
 mod account;
+mod arrive;
+mod arriving;
 mod away;
 pub mod backend;
 mod capture;
@@ -13,6 +15,7 @@ mod charge;
 mod client_memory;
 mod compatibility;
 mod control;
+mod counts;
 mod crossing;
 #[cfg(test)]
 mod crossing_tests;
@@ -20,16 +23,19 @@ mod dispatch;
 #[cfg(test)]
 mod dispatch_tests;
 mod ending;
+mod error;
 mod executor;
 #[cfg(test)]
 mod fake;
 mod faults;
+mod filling;
 mod findings;
 mod gate;
 mod hold;
 pub mod holder;
 mod host;
 mod host_fns;
+mod limits;
 mod local;
 pub mod management;
 mod memory_first;
@@ -37,9 +43,11 @@ mod moving;
 pub mod options;
 mod outlet;
 mod output;
+mod owner;
 mod peers;
 mod phases;
 mod places;
+mod rebuild;
 mod record;
 mod remedy;
 pub mod remote;
@@ -49,8 +57,11 @@ mod saved;
 mod serve;
 mod shared;
 mod sharing;
+mod source;
 mod stats;
 mod swap;
+mod taken;
+mod taking;
 mod tickets;
 mod trace;
 mod usage;

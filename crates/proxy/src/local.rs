@@ -1,12 +1,14 @@
 //! The executor whose devices are in this process: a dispatcher and its backend.
 
-use crate::capture::{Capture, CaptureError};
+use crate::capture::Capture;
 use crate::changes::Tracked;
 use crate::dispatch::Dispatcher;
+use crate::error::CaptureError;
+use crate::executor::Holding;
 use crate::executor::{Build, Captured, Executor, NearEnd, Nearby, Room, Shares, Stored};
-use crate::hold::Holding;
 use crate::host::ProxyHost;
-use crate::moving::{Follows, Shown, ShownHere};
+use crate::moving::{Follows, Shown};
+use crate::source::ShownHere;
 use crate::wait::until;
 use kedge_control::sharing::{Bond, What};
 use kedge_device::{Backend, Known, SnapshotError};

@@ -1,18 +1,22 @@
 //! One client, from handshake to end.
 
+use crate::arrive;
 use crate::backend::{self, BuildError, Ready};
 use crate::client_memory::ClientMemory;
+use crate::control::entry;
 use crate::control::{Inodes, Serving};
 use crate::dispatch::Dispatcher;
+use crate::error::SessionError;
 use crate::executor::{Executor, Identity};
 use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::local::Local;
-use crate::moving::{self, Owner};
 use crate::options::Options;
+use crate::owner::Owner;
 use crate::places::hub::Hub;
 use crate::places::open::{PlacesError, Wants};
-use crate::remote::open::{Client, SessionError, open_session};
+use crate::rebuild::tell_host;
+use crate::remote::open::{Client, open_session};
 use crate::restore::{self, Restored};
 use crate::{ending, findings, places, stats, trace, usage, watch};
 use kedge_control::gpu::{GpuSpec, Several};
@@ -120,7 +124,12 @@ fn serve_accepted(
     let keeper = options.keeper.clone();
     let host = ProxyHost::new(outbox, memory, log.clone(), keeper);
     let host = Arc::new(host.with_findings(options.findings.clone()));
-    findings::ask_at_end(&host);
+    let asked = Arc::downgrade(&host);
+    findings::ask_at_end(move || {
+        if let Some(host) = asked.upgrade() {
+            host.conclude();
+        }
+    });
     if let GpuSpec::Remote { server, devices } = &options.backend.gpu {
         let (restore, reconnect) = (None, options.reconnect);
         let socket = accepted.server.socket();
@@ -253,7 +262,8 @@ fn replace(
     };
     let path = PathBuf::from(path.into_inner());
     let connection = restore::Connection { socket, ring, shared };
-    let from = restore::Origin { path: path.clone(), bytes, checksum, held };
+    let entry = entry(&path, bytes, checksum);
+    let from = restore::Origin { path: path.clone(), entry, held };
     let restored = restore::restore(from, connection, options, &log, ready);
     let restored = match restored {
         Ok(restored) => restored,
@@ -322,7 +332,7 @@ fn take_over(
         return Err(ServeError::NoControl);
     };
     let connection = restore::Connection { socket, ring, shared };
-    let restored = match moving::arrive(line, connection, options, &log, ready) {
+    let restored = match arrive::arrive(line, connection, options, &log, ready) {
         Ok(restored) => restored,
         Err(error) => {
             let why = Text::truncated(error.to_string());
@@ -352,7 +362,7 @@ fn take_over(
     host.client_is(pid);
     // A far end has told its own.
     if !matches!(options.backend.gpu, GpuSpec::Remote { .. }) {
-        restore::tell_host(saved, host);
+        tell_host(saved, host);
     }
     note!(log, "client {pid} ({}) goes on here: it has moved", &*saved.hello.program);
     // Whoever asked may be gone: the client is served all the same.

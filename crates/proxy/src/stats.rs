@@ -1,7 +1,7 @@
 //! Counts what a client asks of its devices: an executor around the one that carries it out, there
 //! only where the job's user wants the figures.
 
-use crate::capture::CaptureError;
+use crate::error::CaptureError;
 use crate::executor::{Build, Captured, Executor, NearEnd, Room, Shares};
 use crate::moving::{Follows, Shown};
 use crate::record::{Image, Record, asking};

@@ -1,9 +1,9 @@
 //! Swapping a client's device memory out, and in again: asked for, or because the client goes on.
 
 use crate::away::{SwapOutFailure, SwappedOut};
-use crate::capture::CaptureError;
 use crate::dispatch::Dispatcher;
-use crate::restore::RestoreError;
+use crate::error::CaptureError;
+use crate::error::RestoreError;
 use kedge_control::{error, note, warn};
 use kedge_cuda_types::CuError;
 use kedge_device_nvidia::CacheLimits;

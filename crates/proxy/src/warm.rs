@@ -122,7 +122,6 @@ static ENDING: OnceLock<OwnedFd> = OnceLock::new();
 
 /// This process is about to end with `status`.
 pub fn farewell(status: u8) {
-    crate::remote::session::say_bye();
     if let Some(ending) = ENDING.get() {
         // SAFETY: one byte of a local. A reader that has gone does not ask (SIGPIPE is ignored in
         // Rust's processes).

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// that has the client may write.
 ///
 /// Nothing that both have is made anew: its bytes are the ones that have crossed.
-pub(super) fn steps_between(made: &[SavedStep], now: &[SavedStep]) -> Option<Vec<SavedStep>> {
+pub(crate) fn steps_between(made: &[SavedStep], now: &[SavedStep]) -> Option<Vec<SavedStep>> {
     let (mut ended, mut changed) = (Ended::default(), Vec::new());
     let mut now = entries(now).peekable();
     for entry in entries(made) {

@@ -1,16 +1,17 @@
 //! What the two proxies of a move say to each other, on a stream of bytes.
 
+use crate::error::LineError;
 use kedge_gpu_image::SavedProxy;
 use kedge_image::MAX_EXTENT;
-use kedge_socket::SocketError;
-use kedge_wire::{Text, Wire, WireError, wire};
-use std::io::{self, Read, Write};
-use thiserror::Error;
+use kedge_wire::{Text, Wire, wire};
+use std::io::{Read, Write};
 
 /// Longest message without bytes.
 const MAX_MESSAGE: u32 = 8 << 10;
 /// Longest description of what there is: notes are 64 MiB at most.
 const MAX_SAVED: u64 = 1 << 30;
+/// Most descriptors of memory that are given at a time: a job on GPUs has one for each 4 GiB.
+pub(crate) const MAX_PARTS: usize = 512;
 
 wire! {
     /// To the target.
@@ -43,24 +44,6 @@ wire! {
         /// Instead of `Done`, to [`Message::Make`]: it takes memory by its descriptors.
         Near = 4 {},
     }
-}
-
-/// Why a round has failed.
-#[derive(Debug, Error)]
-pub(crate) enum LineError {
-    #[error("the connection between the two is broken: {0}")]
-    Broken(#[from] io::Error),
-    #[error("{len} bytes are more than the {max} that there can be")]
-    TooLong { len: u64, max: u64 },
-    #[error("a message is nonsense: {0}")]
-    Nonsense(#[from] WireError),
-    #[error("descriptors of memory do not cross: {0}")]
-    Socket(#[from] SocketError),
-    #[error("a message at the wrong time")]
-    Order,
-    /// In the words of the other.
-    #[error("{0}")]
-    Refused(String),
 }
 
 pub(crate) fn send(stream: &mut impl Write, message: &impl Wire) -> Result<(), LineError> {
@@ -105,7 +88,7 @@ pub(crate) fn receive_saved(stream: &mut impl Read) -> Result<SavedProxy, LineEr
 }
 
 /// Reads the bytes behind [`Message::Bytes`] into `buffer`.
-pub(super) fn receive_bytes(
+pub(crate) fn receive_bytes(
     stream: &mut impl Read,
     len: u64,
     buffer: &mut Vec<u8>,

@@ -1,8 +1,9 @@
 //! A round on its way between two machines: the proxy beside the client passes on what the other
 //! two say.
 
-use super::line::{LineError, Message, Reply, receive, receive_bytes, send};
-use super::source::Way;
+use super::line::{Message, Reply, receive, receive_bytes, send};
+use super::shown::Way;
+use crate::error::LineError;
 use std::io::{Read, Write};
 
 /// What has passed of a round.

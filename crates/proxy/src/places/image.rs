@@ -2,7 +2,7 @@
 //! that names them.
 
 use super::{Place, Places, not_several};
-use crate::capture::CaptureError;
+use crate::error::CaptureError;
 use crate::executor::{Build, Captured, Identity, NearEnd, Nearby, Room, Stored};
 use kedge_device::Drained;
 use kedge_gpu_image::{PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, place_file};

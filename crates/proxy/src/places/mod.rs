@@ -13,7 +13,7 @@ pub(crate) mod open;
 pub(crate) mod restore;
 mod table;
 
-use crate::capture::CaptureError;
+use crate::error::CaptureError;
 use crate::executor::{Build, Captured, Executor, NearEnd, Room, Shares};
 use crate::moving::{Follows, Shown};
 use hub::Hub;

@@ -3,7 +3,7 @@
 
 use super::image_way::{ImageStream, ImageWay};
 use super::session::Near;
-use crate::capture::CaptureError;
+use crate::error::CaptureError;
 use crate::executor::{Captured, Nearby, Room, Stored};
 use kedge_device::Drained as FromDevices;
 use kedge_image::{Choice, FileEntry, ImageError, ImageFile};

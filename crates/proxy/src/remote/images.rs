@@ -3,10 +3,11 @@
 
 use super::handed::{Handed, NewLink};
 use super::moving::replies;
-use crate::capture::CaptureError;
+use crate::error::CaptureError;
+use crate::error::LineError;
 use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Stored};
 use crate::local::{Local, Taken};
-use crate::moving::{Crossed, Follows, LineError, Shown, Way};
+use crate::moving::{Crossed, Follows, Shown, Way};
 use kedge_control::joblog::JobLog;
 use kedge_control::warn;
 use kedge_device::Drained as FromDevices;

@@ -5,13 +5,14 @@ use super::image_way::{ImageStream, ImageWay};
 use super::open::{Client, open_session};
 use super::session::{Near, Session};
 use super::shared_in;
-use crate::capture::CaptureError;
+use crate::error::CaptureError;
+use crate::error::LineError;
+use crate::error::RestoreError;
 use crate::host::ProxyHost;
 use crate::moving::{
-    Crossed, Follows, LineError, Message, Passed, Reply, Shown, Way, pass, receive, receive_saved,
-    send, send_saved,
+    Crossed, Follows, Message, Passed, Reply, Shown, Way, pass, receive, receive_saved, send,
+    send_saved,
 };
-use crate::restore::RestoreError;
 use kedge_control::gpu::Server;
 use kedge_gpu_image::SavedProxy;
 use kedge_remote::{Answer, Aside, Drained, ImageAsk, ImageLineError, read_one};

@@ -2,15 +2,15 @@
 
 use super::session::{self, OfClient, Opening, Resumes, Session};
 use crate::ending;
+use crate::error::SessionError;
 use crate::host::ProxyHost;
 use kedge_control::gpu::Server;
 use kedge_control::proxy::EXIT_LOST;
 use kedge_control::session::FarSession;
 use kedge_control::warn;
-use kedge_cuda_types::CuError;
 use kedge_kernel_cache::Digest;
 use kedge_protocol::{DeviceChoice, Hello, Welcome};
-use kedge_remote::{ConnectError, JobKey, Wanted, draw_session_key};
+use kedge_remote::{JobKey, Wanted, draw_session_key};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -18,30 +18,10 @@ use std::path::Path;
 use std::process::id as own_id;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use thiserror::Error;
 
 /// How many sessions this process has noted, which is done one after the other: the first removes
 /// what a process of the same id has noted before.
 static NOTED: Mutex<u32> = Mutex::new(0);
-
-/// Why a client has no devices on another machine.
-#[derive(Debug, Error)]
-pub enum SessionError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("cannot go on with the session: {0}")]
-    System(#[from] io::Error),
-}
-
-impl SessionError {
-    /// What cuInit answers.
-    pub(crate) fn code(&self) -> CuError {
-        match self {
-            SessionError::Connect(ConnectError::NoDevice { refusal, .. }) => CuError(refusal.code),
-            _ => CuError::NO_DEVICE,
-        }
-    }
-}
 
 /// A client of a session that is to be opened.
 pub(crate) struct Client<'a> {

@@ -9,7 +9,8 @@ use super::near_lanes::{Dialling, NearLanes};
 use super::outlet::refusal;
 use super::ticker::Ticker;
 use super::{Lent, Part, Touches, shares, stand_in, touches};
-use crate::capture::CaptureError;
+use crate::ending;
+use crate::error::CaptureError;
 use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Shares};
 use crate::host::ProxyHost;
 use crate::moving::{Follows, Shown};
@@ -72,6 +73,7 @@ pub(super) struct Opening(());
 
 impl Opening {
     pub(super) fn begin() -> Opening {
+        ending::says_bye(say_bye);
         locked(&SESSIONS).opening += 1;
         Opening(())
     }
@@ -94,7 +96,7 @@ pub(super) fn is_over(key: &SessionKey) {
 }
 
 /// Tells the far ends that the client has ended, if there are any. This process is about to end.
-pub(crate) fn say_bye() {
+fn say_bye() {
     ENDING.store(true, Ordering::SeqCst);
     let opening = |sessions: &mut Sessions| sessions.opening > 0;
     let waited = OPENED.wait_timeout_while(locked(&SESSIONS), LAST_WORDS, opening);

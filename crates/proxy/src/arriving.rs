@@ -1,25 +1,21 @@
 //! The proxy that will have the client: makes its devices while it runs on those of another.
 
-use super::after::steps_between;
-use super::line::{LineError, Message, Reply, receive, receive_bytes, receive_saved, send};
-use super::taking::{Objects, Taking};
 use crate::backend::{self, BackendConfig, Ready};
-use crate::client_memory::ClientMemory;
 use crate::crossing::Crossing;
 use crate::dispatch::Dispatcher;
+use crate::error::LineError;
+use crate::error::RestoreError;
+use crate::filling::Target;
 use crate::host::ProxyHost;
-use crate::local::Local;
-use crate::options::Options;
+use crate::moving::{Message, Reply, receive, receive_bytes, receive_saved, send, steps_between};
+use crate::rebuild::{alike, repeat_steps};
 use crate::record::Image;
-use crate::remote::moving::{self as far, Place};
-use crate::restore::{Connection, RestoreError, Restored, Target, alike, repeat_steps};
 use crate::saved::DevicePiece;
+use crate::taking::{Objects, Taking};
 use kedge_control::gpu::GpuSpec;
-use kedge_control::joblog::JobLog;
 use kedge_control::note;
 use kedge_device::{Filling, NewBackend, Piece};
 use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, VERSION};
-use kedge_transport::Server;
 use kedge_wire::Text;
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -29,45 +25,6 @@ use std::sync::Arc;
 
 /// Longest image of a module, as the dispatcher takes it.
 const MAX_IMAGE: u64 = 2 << 30;
-
-/// Takes all rounds of a move from `stream`. The client is not served before the supervisor says
-/// so.
-pub(crate) fn arrive(
-    stream: OwnedFd,
-    connection: Connection,
-    options: &Options,
-    log: &Arc<JobLog>,
-    ready: Option<Ready>,
-) -> Result<Restored, RestoreError> {
-    let Connection { socket, ring, shared } = connection;
-    kedge_transport::check_shared_arena(shared.as_fd())?;
-    kedge_transport::map_shared_arena(shared.as_fd())?;
-    let mut server = Server::resume(socket, ring, 0)?;
-    let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
-    let host = Arc::new(ProxyHost::new(outbox, ClientMemory::new(0), log.clone(), keeper));
-    let stream = UnixStream::from(stream);
-    if let GpuSpec::Remote { server: lender, devices } = &options.backend.gpu {
-        let place = Place { server: lender, devices, reconnect: options.reconnect };
-        let (session, saved) = far::arrive(&stream, place, &host, &shared, server.socket())?;
-        server.catch_up(saved.position);
-        return Ok(Restored {
-            server,
-            executor: Box::new(session),
-            host,
-            hub: None,
-            saved,
-            shared,
-        });
-    }
-    let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
-    let mut arriving = Arriving::new(&options.backend, host.clone(), own, Devices::Wanted(ready));
-    arriving.line = Some(stream.try_clone().map_err(RestoreError::Socket)?);
-    arriving.all(&mut &stream, |Arrived { dispatcher, saved }| {
-        server.catch_up(saved.position);
-        let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
-        Ok(Restored { server, executor, host, hub: None, saved, shared })
-    })
-}
 
 /// The devices of one that is to arrive.
 pub(crate) enum Devices {
@@ -96,7 +53,7 @@ pub(crate) struct Arriving<'a> {
     /// Whether the client is on another machine.
     far: bool,
     /// The way to the other proxy, where descriptors come by it as well.
-    line: Option<UnixStream>,
+    pub(crate) line: Option<UnixStream>,
     buffer: Vec<u8>,
 }
 

@@ -1,9 +1,13 @@
 //! The proxy that has the client: gives what its devices hold to the one that will have it.
 
-use super::line::{LineError, Message, Reply, receive, send, send_saved};
-use super::owner::Owner;
-use crate::capture::{Capture, CaptureError, Give, Sink};
+use crate::capture::{Capture, Give, Sink};
 use crate::changes::{Tracked, Written};
+use crate::error::CaptureError;
+use crate::error::LineError;
+use crate::moving::{
+    Crossed, Follows, MAX_PARTS, Message, Reply, Shown, Way, receive, send, send_saved,
+};
+use crate::owner::Owner;
 use kedge_device::{HeldPart, HeldPlace, Known};
 use kedge_socket::frame::{self, Deadline};
 use std::io::Write;
@@ -16,50 +20,12 @@ use std::time::{Duration, Instant};
 /// The other may make objects and fill memory for so long without a word.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Most descriptors of memory that are given at a time: a job on GPUs has one for each 4 GiB.
-pub(super) const MAX_PARTS: usize = 512;
-
 /// A move, at its beginning.
 pub(crate) struct Source {
     stream: UnixStream,
     pub(crate) owner: Owner,
     follows: Follows,
     taken: Option<Taken>,
-}
-
-/// What the other proxy has already, and who follows what changes of it.
-#[derive(Default)]
-pub(crate) enum Follows {
-    /// It has nothing.
-    #[default]
-    Nothing,
-    /// This process.
-    Here(Tracked),
-    /// The proxy on the other machine, which has the devices.
-    There,
-}
-
-/// What the devices held when a round began.
-pub(crate) trait Shown: Send {
-    fn bytes(&self) -> u64;
-
-    /// Gives the other proxy what it has not got; `None` where it cannot take that.
-    fn cross(&mut self, last: bool, way: &mut Way<'_>) -> Result<Option<Crossed>, CaptureError>;
-}
-
-/// The way to the other proxy.
-pub(crate) struct Way<'a> {
-    pub(crate) to: &'a mut (dyn Write + Send),
-    pub(crate) reply: &'a mut (dyn FnMut() -> Result<Reply, LineError> + Send),
-    /// Descriptors go by this socket, if it is the same way.
-    pub(crate) socket: Option<BorrowedFd<'a>>,
-}
-
-/// What has crossed.
-pub(crate) struct Crossed {
-    pub(crate) bytes: u64,
-    /// For the next round.
-    pub(crate) follows: Follows,
 }
 
 struct Taken {
@@ -208,7 +174,7 @@ fn give(
 }
 
 /// Whether the other has done what it was told.
-pub(super) fn is_done(reply: Reply) -> Result<bool, LineError> {
+fn is_done(reply: Reply) -> Result<bool, LineError> {
     match reply {
         Reply::Done {} | Reply::Near {} => Ok(true),
         Reply::Unfit { .. } => Ok(false),

@@ -1,8 +1,9 @@
 //! What a round brings: bytes, or memory of the devices in which they lie.
 
-use super::line::{LineError, Message, Reply, receive, receive_bytes, send};
-use super::source::MAX_PARTS;
-use crate::restore::{RestoreError, Target, put};
+use crate::error::LineError;
+use crate::error::RestoreError;
+use crate::filling::{Target, put};
+use crate::moving::{MAX_PARTS, Message, Reply, receive, receive_bytes, send};
 use crate::saved::DevicePiece;
 use kedge_device::{HeldPart, HeldPlace, Piece};
 use kedge_gpu_image::SavedObject;
@@ -16,19 +17,19 @@ use std::time::Duration;
 const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// By their numbers.
-pub(super) type Objects<'a> = HashMap<u64, &'a SavedObject>;
+pub(crate) type Objects<'a> = HashMap<u64, &'a SavedObject>;
 
 /// Takes what a round brings to devices that have its objects.
-pub(super) struct Taking<'a> {
-    pub(super) objects: Objects<'a>,
-    pub(super) target: Target<'a>,
+pub(crate) struct Taking<'a> {
+    pub(crate) objects: Objects<'a>,
+    pub(crate) target: Target<'a>,
     /// By which memory comes, if it may.
-    pub(super) near: Option<BorrowedFd<'a>>,
+    pub(crate) near: Option<BorrowedFd<'a>>,
 }
 
 impl Taking<'_> {
     /// Takes the next of what comes; false where that was all.
-    pub(super) fn one(
+    pub(crate) fn one(
         &mut self,
         stream: &mut (impl Read + Write),
         buffer: &mut Vec<u8>,
