@@ -2,7 +2,7 @@
 
 use crate::account::Account;
 use crate::dispatch::Dispatcher;
-use crate::taken::{Ends, wants};
+use crate::taken::{Ends, taking_nothing, wants};
 use kedge_control::warn;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Call, Imported, MemHandleId, PeerName, Post};
@@ -43,7 +43,12 @@ impl Dispatcher {
                 self.arrays.add(*ctx, &[*array], desc)
             }
             Call::MipmapCreate { ctx, levels, desc } if made => self.arrays.add(*ctx, levels, desc),
-            _ => {}
+            Call::ArrayCreate { .. }
+            | Call::MipmapCreate { .. }
+            | Call::Grant { .. }
+            | Call::HandleCreate { .. }
+            | Call::CtxCreate { .. }
+            | taking_nothing!() => {}
         }
         self.settle();
     }

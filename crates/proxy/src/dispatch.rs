@@ -8,7 +8,7 @@ use crate::record::{Record, Step, asking};
 use crate::room::{Vain, Wish};
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
-use crate::taken::{Arrays, Ends, wants};
+use crate::taken::{Arrays, Ends, taking_nothing, wants};
 use kedge_control::sharing::What;
 use kedge_control::{error, warn};
 use kedge_cuda_types::CuError;
@@ -420,7 +420,7 @@ impl Dispatcher {
             Call::ArrayCreate { ctx, .. } | Call::MipmapCreate { ctx, .. } => {
                 (of(ctx), wants(call))
             }
-            _ => return None,
+            taking_nothing!() => return None,
         };
         let device = self.backend.shared_as(device?)?;
         (!self.vain.has(&device, bytes)).then(|| Wish::new(device, bytes))

@@ -109,10 +109,17 @@ impl Places {
         }
     }
 
-    /// Sends a message to all places. A call has one answer, once all have given theirs.
-    fn send_all(&mut self, seq: u64, message: &Message, to: Option<&ReplyTo>) {
-        if let (Some(to), Message::Call { call }) = (to, message) {
-            self.hub.asks_all(to, self.places.len(), undoing(call));
+    /// Sends a message to all places. A call has one answer, once all have given theirs; what ends
+    /// what it has begun is sent where others could not.
+    fn send_all(
+        &mut self,
+        seq: u64,
+        (message, undo): (&Message, Option<Box<Post>>),
+        to: Option<&ReplyTo>,
+    ) {
+        if let (Some(to), Message::Call { .. }) = (to, message) {
+            let undo = undo.map(|post| Message::Post { post: *post });
+            self.hub.asks_all(to, self.places.len(), undo);
         }
         for at in 0..self.places.len() {
             self.send(at, seq, message.clone(), to.cloned());
@@ -143,7 +150,7 @@ impl Places {
                 let at = self.hub.asks_output(&to);
                 self.send(at, seq, message, Some(to));
             }
-            (Route::All, message, to) => self.send_all(seq, &message, to.as_ref()),
+            (Route::All { undo }, message, to) => self.send_all(seq, (&message, undo), to.as_ref()),
             (Route::Answered(answer), _, Some(to)) => self.hub.answer(to, answer),
             (Route::Refused(what), Message::Call { call }, Some(to)) => {
                 self.refuse_call(what, &call, to);
@@ -156,16 +163,6 @@ impl Places {
             (Route::Stream(_) | Route::Output | Route::Answered(_) | Route::Refused(_), ..) => {}
         }
     }
-}
-
-/// Returns what ends what a call of all places has begun.
-fn undoing(call: &Call) -> Option<Message> {
-    let post = match *call {
-        Call::Share { addr, size } => Post::Unshare { addr, size },
-        Call::Alias { alias, size, .. } => Post::Unalias { alias, size },
-        _ => return None,
-    };
-    Some(Message::Post { post })
 }
 
 fn not_several(what: &str) -> SnapshotError {

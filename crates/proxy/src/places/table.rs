@@ -14,11 +14,13 @@ use std::collections::{BTreeMap, HashMap};
 pub(crate) type At = usize;
 
 /// Where a message goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Route {
     To(At),
-    /// Each place has host memory.
-    All,
+    /// Each place has host memory; `undo` ends what a call has begun there.
+    All {
+        undo: Option<Box<Post>>,
+    },
     /// A place that has something printed.
     Output,
     /// A stream's operation, which may be about what other places have.
@@ -120,38 +122,32 @@ impl Table {
             Post::TextureDestroy { ctx, .. } => to(self.of_context(*ctx)),
             Post::KernelAttribute { kernel, .. } => to(self.of_module(kernel.module)),
             Post::HandleDestroy { handle } => to(self.handles.remove(handle)),
-            Post::Unshare { .. } | Post::Unalias { .. } => Route::All,
+            Post::Unshare { .. } | Post::Unalias { .. } => Route::All { undo: None },
             Post::Disown { .. } => Route::Refused(SHARED),
-            Post::GraphExecBegin { .. }
-            | Post::GraphExecNode { .. }
-            | Post::GraphExecEdges { .. }
-            | Post::GraphExecReady { .. }
-            | Post::GraphExecUpdate { .. }
-            | Post::GraphExecDestroy { .. } => self.graph(post),
+            Post::GraphExecBegin { exec, ctx } => {
+                self.graphs.insert(*exec, *ctx);
+                self.graph(*exec, None)
+            }
+            Post::GraphExecNode { exec, op } | Post::GraphExecUpdate { exec, op, .. } => {
+                self.graph(*exec, Some(op))
+            }
+            Post::GraphExecEdges { exec, .. } | Post::GraphExecReady { exec, .. } => {
+                self.graph(*exec, None)
+            }
+            Post::GraphExecDestroy { exec } => {
+                let route = self.graph(*exec, None);
+                self.graphs.remove(exec);
+                route
+            }
         }
     }
 
-    fn graph(&mut self, post: &Post) -> Route {
-        let (exec, op) = match post {
-            Post::GraphExecBegin { exec, ctx } => {
-                self.graphs.insert(*exec, *ctx);
-                (exec, None)
-            }
-            Post::GraphExecNode { exec, op } | Post::GraphExecUpdate { exec, op, .. } => {
-                (exec, Some(op))
-            }
-            Post::GraphExecEdges { exec, .. }
-            | Post::GraphExecReady { exec, .. }
-            | Post::GraphExecDestroy { exec } => (exec, None),
-            _ => return Route::To(FIRST),
-        };
-        let at = self.of_graph(*exec).unwrap_or(FIRST);
-        if matches!(post, Post::GraphExecDestroy { .. }) {
-            self.graphs.remove(exec);
-        }
+    /// Returns where a graph is, with `op` as a node of it, if there is one.
+    fn graph(&self, exec: GraphExecId, op: Option<&StreamOp>) -> Route {
+        let at = self.of_graph(exec).unwrap_or(FIRST);
         match op {
             Some(op) if !self.is_of(op, at) => Route::Refused(GRAPH),
-            _ => Route::To(at),
+            Some(_) | None => Route::To(at),
         }
     }
 
@@ -207,7 +203,14 @@ impl Table {
             }
             Call::TakeOutput {} => Route::Output,
             Call::Ping {} => Route::To(FIRST),
-            Call::Alias { .. } | Call::Share { .. } => Route::All,
+            Call::Alias { alias, size, .. } => {
+                let undo = Post::Unalias { alias: *alias, size: *size };
+                Route::All { undo: Some(Box::new(undo)) }
+            }
+            Call::Share { addr, size } => {
+                let undo = Post::Unshare { addr: *addr, size: *size };
+                Route::All { undo: Some(Box::new(undo)) }
+            }
             Call::Kernel { module, .. }
             | Call::KernelNames { module, .. }
             | Call::Global { module, .. } => to(self.of_module(*module)),
@@ -216,21 +219,6 @@ impl Table {
                 to(TensorMap::decode(map).and_then(|map| self.holding(map.address)))
             }
             Call::TensorMapMove { address, .. } => to(self.holding(*address)),
-            Call::HandleCreate { .. } | Call::HandleMap { .. } | Call::HandleAccess { .. } => {
-                self.handle(call)
-            }
-            Call::HandleExport { .. }
-            | Call::HandleImport { .. }
-            | Call::SlabShare { .. }
-            | Call::PeerOpen { .. }
-            | Call::EventShare { .. }
-            | Call::EventOpen { .. }
-            | Call::Adopt { .. } => Route::Refused(SHARED),
-        }
-    }
-
-    fn handle(&mut self, call: &Call) -> Route {
-        match call {
             Call::HandleCreate { handle, device, .. } => {
                 let at = self.having(*device).unwrap_or(FIRST);
                 self.handles.insert(*handle, at);
@@ -252,7 +240,13 @@ impl Table {
                     _ => Route::To(at),
                 }
             }
-            _ => Route::To(FIRST),
+            Call::HandleExport { .. }
+            | Call::HandleImport { .. }
+            | Call::SlabShare { .. }
+            | Call::PeerOpen { .. }
+            | Call::EventShare { .. }
+            | Call::EventOpen { .. }
+            | Call::Adopt { .. } => Route::Refused(SHARED),
         }
     }
 

@@ -82,9 +82,12 @@ fn what_is_made_of_a_thing_is_where_that_is() {
 fn host_memory_is_all_places() {
     let mut table = table();
     let (addr, size) = (SHARED_BASE, 4096);
-    assert_eq!(call(&mut table, Call::Share { addr, size }), Route::All);
-    assert_eq!(call(&mut table, Call::Alias { alias: 1 << 40, addr, size }), Route::All);
-    assert_eq!(post(&mut table, Post::Unshare { addr, size }), Route::All);
+    let undone_by = |post| Route::All { undo: Some(Box::new(post)) };
+    let unshared = undone_by(Post::Unshare { addr, size });
+    assert_eq!(call(&mut table, Call::Share { addr, size }), unshared);
+    let unaliased = undone_by(Post::Unalias { alias: 1 << 40, size });
+    assert_eq!(call(&mut table, Call::Alias { alias: 1 << 40, addr, size }), unaliased);
+    assert_eq!(post(&mut table, Post::Unshare { addr, size }), Route::All { undo: None });
     assert_eq!(call(&mut table, Call::TakeOutput {}), Route::Output);
 }
 
