@@ -212,16 +212,14 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         let manner = Manner { quiet, events };
         return manner.conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
     }
-    let mut policy = args.checkpoints.policy()?;
+    let policy = args.checkpoints.policy()?;
     let path = match args.resolved {
         Some(path) => path,
         None => resolve(&args.path, &args.hosts)?,
     };
     let manner = Manner { quiet: args.quiet, events: args.events.open()? };
     // Its images stay together.
-    if !args.checkpoints.names_a_dir() {
-        policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
-    }
+    let beside = !args.checkpoints.names_a_dir();
     let (name, paths, gpu, lazy) = (args.job, args.paths, args.gpu, args.lazy);
     let joining = args.part.as_deref().and_then(Joining::parse);
     if args.part.is_some() != joining.is_some() {
@@ -237,6 +235,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         lazy,
         paths,
         policy,
+        beside,
         gpu,
         soft_memory,
         back,

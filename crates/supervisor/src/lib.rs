@@ -34,7 +34,6 @@ pub use job::tally::{Checkpoints, LastFailure};
 pub use job::{jobs, policy};
 pub use kedge_coordinator::{Far, FarError};
 pub use restart::back::{End, GoBack};
-pub use restart::candidates::images_of;
 pub use restart::gate::{GO, MADE, RUNS, WAITS, bring_image};
 pub use restart::joining::Joining;
 pub use restart::owner::{other_owner, start_as};

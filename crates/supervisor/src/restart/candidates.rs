@@ -8,14 +8,6 @@ use std::path::{Path, PathBuf};
 /// With their folders.
 pub(crate) type Candidates = Vec<(PathBuf, Manifest)>;
 
-/// The folder of images that `path` is, or is in if it is an image.
-pub fn images_of(path: &Path) -> Option<PathBuf> {
-    match Manifest::read(path) {
-        Ok(_) => path.parent().map(Path::to_owned),
-        Err(_) => Some(path.to_owned()),
-    }
-}
-
 /// The image at `path`, or those in it, the newest first: all of one job and of one user.
 pub(crate) fn candidates(path: &Path) -> Result<Candidates, ImageError> {
     match Manifest::read(path) {

@@ -51,10 +51,11 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     }
     // What a restart has left that was killed with all that belonged to it.
     settle_all().said.iter().for_each(|said| tell(said));
-    if let (None, None) = (&spec.back, &spec.joining) {
-        let images = spec.images()?;
+    let found = if spec.back.is_none() { Some(spec.images()?) } else { None };
+    let spec = &spec.beside_images(found.as_deref().unwrap_or_default());
+    if let (Some(images), None) = (&found, &spec.joining) {
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
-            return restart_parts(spec, &images).map(|outcome| End::Ended(outcome.into()));
+            return restart_parts(spec, images).map(|outcome| End::Ended(outcome.into()));
         }
         if let Some(refused) = images.first().and_then(|(_, first)| spec.refuse_several(first)) {
             return Err(RunError::Several(refused));
@@ -67,7 +68,7 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
         }
     }
     let jobs = Jobs::open()?;
-    let (name, dir, images) = place(spec, &jobs)?;
+    let (name, dir, images) = place(spec, &jobs, found)?;
     let joint = spec.joining.as_ref().map(|joining| joining.joint(&jobs, &name)).transpose()?;
     let keeper = Keeper::of(&dir);
     // Before this process adopts what others leave.
@@ -135,14 +136,19 @@ fn given_up_by(signal: libc::c_int, requeue: Option<u8>) -> Outcome {
     requeue.map_or(Outcome::Killed(signal), Outcome::Exited)
 }
 
-/// The job's name, its folder, and the images that it may be restarted from, the newest first.
-fn place(spec: &RestartSpec, jobs: &Jobs) -> Result<(JobName, JobDir, Candidates), RunError> {
+/// The job's name, its folder, and the images that it may be restarted from, the newest first:
+/// those that were `found`, or those that a job that goes back has noted.
+fn place(
+    spec: &RestartSpec,
+    jobs: &Jobs,
+    found: Option<Candidates>,
+) -> Result<(JobName, JobDir, Candidates), RunError> {
     if let (Some(back), Some(name)) = (&spec.back, &spec.name) {
         let dir = jobs.take_over(name, back.lock)?;
         let images = Images::of(&dir).all();
         return Ok((name.clone(), dir, images));
     }
-    let images = spec.images()?;
+    let images = found.map_or_else(|| spec.images(), Ok)?;
     let (_, first) = images.first().ok_or(ImageError::NoImage { path: spec.path.clone() })?;
     let name = spec.name.clone().map_or_else(|| first.job.parse(), Ok)?;
     let dir = jobs.create(&name)?;

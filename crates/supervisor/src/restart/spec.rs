@@ -39,6 +39,8 @@ pub struct RestartSpec {
     pub paths: Vec<(PathBuf, PathBuf)>,
     /// What it does not say is as it was when the image was made.
     pub policy: Policy,
+    /// New images go where these are, whatever `policy` says.
+    pub beside: bool,
     /// `None`: the devices that the job had.
     pub gpu: Option<GpuSpec>,
     /// `None`: as much as software devices had.
@@ -116,6 +118,15 @@ impl RestartSpec {
             Some(job) => resume::images(&self.path, job),
             None => candidates(&self.path),
         }
+    }
+
+    /// The same, with the folder of `images` as the one of new images where they go beside them.
+    pub(crate) fn beside_images(&self, images: &[(PathBuf, Manifest)]) -> RestartSpec {
+        let mut spec = self.clone();
+        if let (true, Some((image, _))) = (self.beside, images.first()) {
+            spec.policy.dir = image.parent().map(Path::to_owned).or(spec.policy.dir);
+        }
+        spec
     }
 
     /// Whether the job goes back after such a loss, which its init cannot tell of; the log tells,
@@ -219,5 +230,22 @@ impl RestartSpec {
         }
         devices.limits.soft_memory = self.soft_memory.or(devices.limits.soft_memory);
         Some(devices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_images_go_beside_those_that_are_restarted() {
+        let images = [(PathBuf::from("/images/j-0002"), Manifest::new("j".into(), vec![], 2))];
+        let policy = Policy { dir: Some("/default".into()), ..Policy::default() };
+        let named = RestartSpec { policy, ..RestartSpec::default() };
+        let beside = RestartSpec { beside: true, ..named.clone() };
+        let dir = |spec: &RestartSpec, images| spec.beside_images(images).policy.dir.unwrap();
+        assert_eq!(dir(&named, &images), Path::new("/default"));
+        assert_eq!(dir(&beside, &images), Path::new("/images"));
+        assert_eq!(dir(&beside, &[]), Path::new("/default"));
     }
 }
