@@ -2,7 +2,7 @@
 //! written here, by a link of their own.
 
 use super::image_way::{ImageStream, ImageWay};
-use super::session::Near;
+use super::near::Near;
 use crate::error::CaptureError;
 use crate::executor::{Captured, Nearby, Room, Stored};
 use kedge_device::Drained as FromDevices;

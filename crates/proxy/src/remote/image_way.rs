@@ -1,7 +1,7 @@
 //! The near end's links for the bytes of images: each has connections of its own, so that it holds
 //! up nothing, and goes on over their cuts.
 
-use super::session::Near;
+use super::near::Near;
 use kedge_remote::{
     Aside, Dialer, FIRST_IMAGE, FrameError, ImageAsk, ImageLineError, Links, Receiver, Sender,
     SessionKey, Which, write_one,

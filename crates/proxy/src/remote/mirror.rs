@@ -5,7 +5,7 @@
 //! of one page that the two ends change at the same time are all kept.
 
 use super::Part;
-use super::patch::{Patch, Stored, difference, run_of};
+use super::patch::{Page, Patch, Stored, difference, run_of};
 use crate::client_memory;
 use kedge_cuda_types::arena::{SHARED_BASE, SHARED_LEN};
 use kedge_remote::{PAGE, PATCHES};
@@ -14,8 +14,6 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// A page of what both ends had last.
-pub(super) type Page = [u8; PAGE];
 /// A page of an arena that nobody has touched.
 pub(super) static ZEROS: Page = [0; PAGE];
 /// Pages of a region, whose bytes are kept together.

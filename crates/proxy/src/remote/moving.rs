@@ -1,21 +1,17 @@
 //! Moves from and to devices on another machine, at the near end: what the two proxies say to each
 //! other passes through here.
 
-use super::image_way::{ImageStream, ImageWay};
+use super::image_way::ImageStream;
 use super::open::{Client, open_session};
-use super::session::{Near, Session};
+use super::session::Session;
 use super::shared_in;
-use crate::error::CaptureError;
 use crate::error::LineError;
 use crate::error::RestoreError;
 use crate::host::ProxyHost;
-use crate::moving::{
-    Crossed, Follows, Message, Passed, Reply, Shown, Way, pass, receive, receive_saved, send,
-    send_saved,
-};
+use crate::moving::{Message, Reply, Way, pass, receive, receive_saved, send, send_saved};
 use kedge_control::gpu::Server;
 use kedge_gpu_image::SavedProxy;
-use kedge_remote::{Answer, Aside, Drained, ImageAsk, ImageLineError, read_one};
+use kedge_remote::{Answer, ImageAsk};
 use std::io::{self, Read};
 use std::iter::empty;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,50 +21,8 @@ use std::sync::mpsc::channel;
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-/// Longest last word.
-const MAX_LAST: usize = 8 << 10;
 /// For the far end to say that all is there, once it has told the other proxy so.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// What devices on another machine held when a round began: it lies there.
-pub(super) struct ShownThere {
-    pub(super) way: ImageWay,
-    pub(super) near: Arc<Near>,
-    pub(super) number: u64,
-    pub(super) bytes: u64,
-}
-
-impl Shown for ShownThere {
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn cross(&mut self, last: bool, way: &mut Way<'_>) -> Result<Option<Crossed>, CaptureError> {
-        let ask = ImageAsk::Cross { number: self.number, last };
-        let ImageStream { mut reading, mut writing, end: _end } = self.way.open(&ask)?;
-        let Message::Round { last } = receive(&mut reading)? else {
-            return Err(LineError::Order.into());
-        };
-        let saved = receive_saved(&mut reading)?;
-        send(&mut way.to, &Message::Round { last })?;
-        send_saved(&mut way.to, &saved)?;
-        let Passed { bytes, ended } = pass(&mut reading, way, &mut writing)?;
-        // It follows on from what the other has once it knows that.
-        match read_one(&mut reading, MAX_LAST).map_err(ImageLineError::from)? {
-            Drained::Done { .. } => {}
-            Drained::Failed { why } => return Err(ImageLineError::Far(why.into_inner()).into()),
-            Drained::Piece { .. } => return Err(LineError::Order.into()),
-        }
-        let crossed = Crossed { bytes, follows: Follows::There };
-        Ok((ended == (Reply::Done {})).then_some(crossed))
-    }
-}
-
-impl Drop for ShownThere {
-    fn drop(&mut self) {
-        self.near.say(&Aside::Forget { number: self.number });
-    }
-}
 
 /// Hears a target's replies on a thread of its own: whoever sends waits for room, which comes by
 /// what is read.

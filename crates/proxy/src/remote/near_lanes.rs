@@ -1,7 +1,7 @@
 //! The near end's lanes: many bytes of the client's memory cross by them, read and written by a
 //! thread each.
 
-use super::session::Near;
+use super::near::Near;
 use kedge_device::Host;
 use kedge_remote::{
     Aside, Bulk, Dialer, FIRST_LANE, LANE_BYTES, Lane, LaneReader, Links, MAX_LANES, Receiver,

@@ -2,10 +2,12 @@
 //! how many runs of bytes have changed, where each begins and how long it is, and the bytes. Where
 //! there are many runs, a bit for each byte of the page, the lowest first, is in the place of them.
 
-use super::mirror::Page;
 use kedge_remote::PAGE;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+
+/// A page of what both ends had last.
+pub(super) type Page = [u8; PAGE];
 
 /// Bytes that are compared at once.
 const WORD: usize = 8;

@@ -2,8 +2,12 @@
 
 use super::*;
 use crate::client_memory::{ClientMemory, arena_of_tests};
-use kedge_protocol::{Copy3d, CtxId, Place, Post, Shape, StreamId, StreamOp};
+use kedge_control::joblog::JobLog;
+use kedge_protocol::{Copy3d, CtxId, Message, Place, Post, Shape, StreamId, StreamOp};
+
 use kedge_wire::Text;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// The client is this process.
 fn near() -> (Arc<Near>, mpsc::Receiver<Answer>, mpsc::Sender<Answer>) {
