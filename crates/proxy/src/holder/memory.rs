@@ -1,7 +1,7 @@
 //! A device's memory in places, by the contract that all devices fill.
 
-use super::rooms::Rooms;
 use super::slots::LENGTH;
+use super::waiting::Rooms;
 use super::words::Words;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{SHARED_BASE, device_base};

@@ -6,6 +6,7 @@
 mod memory;
 mod rooms;
 mod slots;
+mod waiting;
 mod words;
 
 use crate::backend::{self, BackendConfig, BuildError};
@@ -17,7 +18,7 @@ use kedge_protocol::DeviceChoice;
 use kedge_socket::{Channel, SocketError, address, is_own_user};
 use kedge_wire::Text;
 use memory::{Memory, MemoryHost, Stands};
-use rooms::{Door, Rooms};
+use rooms::Door;
 use slots::Slots;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -31,6 +32,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use waiting::Rooms;
 
 pub use words::Words;
 

@@ -2,10 +2,10 @@
 //! makes it.
 
 use super::memory::Memory;
+use super::waiting::Rooms;
 use super::words::Words;
 use kedge_holder::{Answer, Plea, ROOM_LIMIT, VERSION, room_name, rooms_of};
 use kedge_socket::{Channel, SocketError, address};
-use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,8 +13,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,69 +24,9 @@ const MAX_REQUESTS: usize = 32;
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval at which a request looks for room.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long the cache puts nothing on the device after a request: the program allocates meanwhile.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// The prefix of a socket's name until its holder listens there.
 const NEW: &str = "new-";
-
-/// The programs that wait for room.
-#[derive(Debug, Default)]
-pub(super) struct Rooms {
-    waiting: Mutex<Waiting>,
-    /// Requests that are being answered.
-    asking: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    /// Request number → bytes that it wants to be free.
-    wanted: BTreeMap<u64, u64>,
-    /// The number of the next request.
-    next: u64,
-    /// When the last request ended.
-    last: Option<Instant>,
-}
-
-impl Rooms {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns how many bytes of the device programs want to be free.
-    pub(super) fn wanted(&self) -> u64 {
-        self.lock().wanted.values().fold(0, |all, bytes| all.saturating_add(*bytes))
-    }
-
-    /// Returns whether the cache must put nothing on the device, as programs need it.
-    pub(super) fn rest(&self) -> bool {
-        let waiting = self.lock();
-        !waiting.wanted.is_empty() || waiting.last.is_some_and(|last| last.elapsed() < GRACE)
-    }
-
-    /// Registers a request for `bytes`, until the result is dropped.
-    fn wait(&self, bytes: u64) -> Request<'_> {
-        let mut waiting = self.lock();
-        let number = waiting.next;
-        waiting.next += 1;
-        waiting.wanted.insert(number, bytes);
-        Request { rooms: self, number }
-    }
-}
-
-/// A registered request; dropping it ends it.
-struct Request<'a> {
-    rooms: &'a Rooms,
-    number: u64,
-}
-
-impl Drop for Request<'_> {
-    fn drop(&mut self) {
-        let mut waiting = self.rooms.lock();
-        waiting.wanted.remove(&self.number);
-        waiting.last = Some(Instant::now());
-    }
-}
 
 /// The path of the socket at which programs ask a holder. Dropping it removes the socket.
 #[derive(Debug)]

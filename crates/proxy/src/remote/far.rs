@@ -1,6 +1,6 @@
 //! The far end of a session: a proxy whose client is on another machine. It ends with its session.
 
-use super::far_lanes;
+use super::far_lane;
 use super::handed::{self, Handed, NewLink, Received};
 use super::images::{FilesLine, Images, Offered};
 use super::mirror::Mirror;
@@ -135,7 +135,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let images = Arc::<Images>::default();
     let (serves, log, of_lanes) = (images.clone(), host.log.clone(), line.clone());
     let begun = move |link: NewLink| match link.number < FIRST_IMAGE {
-        true => far_lanes::begun(&of_lanes, link),
+        true => far_lane::begun(&of_lanes, link),
         false => serves.begun(link, log.clone()),
     };
     let begin = |received: Received| {

@@ -1,27 +1,22 @@
 //! The far end's lanes: many bytes for the client's memory leave by them, sealed and sent by a
 //! thread each, and many that were asked for come by them.
 
-use super::handed::{Handed, NewLink};
-use super::outlet::Line;
-use kedge_remote::{
-    Bulk, CHUNK, FIRST_LANE, LANE_BYTES, Lane, LaneReader, MAX_LANES, Sender, Sending, ToNear,
-};
+use kedge_remote::{Bulk, CHUNK, LANE_BYTES, Lane, MAX_LANES, Sender, Sending, ToNear};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread;
 
 /// Pieces that wait for a lane before whoever makes more waits.
-const TO_SEND: usize = 8;
+pub(super) const TO_SEND: usize = 8;
 
 /// What leaves by a lane.
-struct Way {
-    lane: Lane,
+pub(super) struct Way {
+    pub(super) lane: Lane,
     /// Pieces in order. Whoever holds it may wait for room on the lane.
-    pieces: Mutex<SyncSender<Vec<u8>>>,
+    pub(super) pieces: Mutex<SyncSender<Vec<u8>>>,
     /// How many there have been.
-    count: AtomicU64,
+    pub(super) count: AtomicU64,
 }
 
 #[derive(Default)]
@@ -94,7 +89,7 @@ impl FarLanes {
     }
 
     /// One more lane is there, of `count`.
-    fn is_there(&self, number: usize, way: Arc<Way>, count: usize) {
+    pub(super) fn is_there(&self, number: usize, way: Arc<Way>, count: usize) {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         begun[number] = Some(way);
         let all: Vec<Arc<Way>> = begun.iter().take(count).flatten().cloned().collect();
@@ -102,49 +97,4 @@ impl FarLanes {
             let _ = self.ready.set(all);
         }
     }
-}
-
-/// Serves a lane that begins.
-pub(super) fn begun(line: &Arc<Line>, link: NewLink) {
-    let NewLink { number, links, reading } = link;
-    let lane = Lane::new(links);
-    let line = line.clone();
-    let serves = lane.clone();
-    let serve = move || {
-        let number = (number - FIRST_LANE) as usize;
-        let counted_on = serve(&line, number, &serves, LaneReader::new(reading)).is_some();
-        serves.end();
-        if counted_on {
-            line.over();
-        }
-    };
-    if thread::Builder::new().name("lane".into()).stack_size(256 << 10).spawn(serve).is_err() {
-        lane.end();
-    }
-}
-
-/// Returns once the lane has ended: `None` where nobody has counted on it.
-fn serve(
-    line: &Arc<Line>,
-    number: usize,
-    lane: &Lane,
-    mut reader: LaneReader<Handed>,
-) -> Option<()> {
-    let mut bytes = Vec::new();
-    let Ok(Bulk::Lanes { count }) = reader.next(&mut bytes) else { return None };
-    let count =
-        usize::try_from(count).ok().filter(|count| (number + 1..=MAX_LANES).contains(count))?;
-    let (pieces, to_send) = mpsc::sync_channel::<Vec<u8>>(TO_SEND);
-    let sends = lane.clone();
-    let send = move || to_send.into_iter().try_for_each(|piece| sends.send(piece));
-    thread::Builder::new().name("lane-writes".into()).stack_size(256 << 10).spawn(send).ok()?;
-    let (pieces, count_of) = (Mutex::new(pieces), AtomicU64::new(0));
-    let way = Way { lane: lane.clone(), pieces, count: count_of };
-    line.lanes.is_there(number, Arc::new(way), count);
-    let mut room = line.room();
-    while let Ok(Bulk::Bytes { number, .. }) = reader.next(&mut room) {
-        line.arrived(number, Ok(room));
-        room = line.room();
-    }
-    Some(())
 }

@@ -5,6 +5,7 @@
 
 mod capture;
 pub mod far;
+mod far_lane;
 mod far_lanes;
 mod handed;
 mod image_way;
