@@ -1,4 +1,5 @@
-//! What all the others stand on: how kedge starts kedge, signals, points where tests look.
+//! What all the others stand on: how kedge starts kedge, signals, sockets, waiting times, points
+//! where tests look.
 
 pub(crate) mod again;
 pub(crate) mod apart;
