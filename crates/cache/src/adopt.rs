@@ -6,7 +6,7 @@ use crate::control::Stuck;
 use crate::device::Device;
 use crate::engine::{Engine, Lost, Unclaimed};
 use crate::extents::{TIERS, TierIndex};
-use crate::file::{CachedFile, Keeping};
+use crate::file::{CachedFile, Keeping, State};
 use crate::journal::{self, Held, Replay};
 use crate::partner::home::Contact;
 use crate::ranges::RangeMap;
@@ -105,6 +105,10 @@ fn open_with(spec: Spec, new: &mut Option<Arc<Device>>) -> Result<Engine, CacheE
             }
         }
     }
+    for Unclaimed { held, .. } in unclaimed.iter().filter(|lost| !lost.held.lost.is_empty()) {
+        engine.note_broken(&held.identity.path, held.lost.total());
+    }
+    unclaimed.retain(|lost| !lost.held.parts.is_empty());
     engine.unclaimed = unclaimed;
     keep_places(&engine);
     for (held, parts) in lost {
@@ -184,7 +188,17 @@ fn tell_lost(engine: &Engine, held: &Held, parts: RangeMap<()>) {
     let file = engine.known(key).unwrap_or_else(|| {
         engine.adopt(CachedFile::new(held.file, key, Arc::new(node), held.identity.user))
     });
-    file.lock().broken = parts;
+    let mut state = file.lock();
+    parts.iter().for_each(|(range, ())| drop(state.broken.insert(range, ())));
+    keep_losses(engine, &file, &mut state);
+}
+
+/// Has the journal in host memory, which is about to be written anew, tell what is lost of a file.
+fn keep_losses(engine: &Engine, file: &CachedFile, state: &mut State) {
+    // Where it cannot, this daemon is the last to name it.
+    if let Some(memory) = engine.memory().filter(|_| !state.broken.is_empty()) {
+        let _ = engine.shadow(file, state, memory);
+    }
 }
 
 /// Has the places of what is nobody's stay what they are.
@@ -357,7 +371,14 @@ fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Los
     engine.below.promise_held(state.promised);
     state.parts = state.extents.parts();
     engine.scheduler().limits.note_parts(file.user, 0, state.parts);
-    engine.scheduler().order.found(held.file, state.promised, engine.now());
+    if state.promised > 0 {
+        engine.scheduler().order.found(held.file, state.promised, engine.now());
+    }
+    if !held.lost.is_empty() {
+        state.broken = held.lost.clone();
+        keep_losses(engine, &file, &mut state);
+        engine.note_broken(&state.path, held.lost.total());
+    }
     drop(state);
     engine.adopt(file);
     Ok(Ok(()))
@@ -420,6 +441,10 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
         }
     }
     recovered.lost.clone_from(&lock(&engine.broken).named);
+    // Nobody but whoever recovers can be told.
+    for file in lock(&engine.files).by_number.values().cloned().collect::<Vec<_>>() {
+        let _ = engine.tell_broken_once(&file);
+    }
     recovered.stuck.extend(engine.unclaimed.iter().map(|lost| engine.unclaimed_file(lost)));
     recovered
 }

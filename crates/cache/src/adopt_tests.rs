@@ -25,6 +25,7 @@ fn held(scratch: &Scratch, below: &BackingFolder, name: &str) -> Held {
         parts: RangeMap::default(),
         others: Vec::new(),
         places: Default::default(),
+        lost: RangeMap::default(),
     }
 }
 

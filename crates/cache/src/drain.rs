@@ -299,7 +299,7 @@ impl Engine {
     /// The file cannot be made durable, or bytes of it were lost that no fsync has reported.
     pub(crate) fn fsync(self: &Arc<Engine>, handle: &Handle) -> io::Result<()> {
         let file = &handle.file;
-        file.lock().tell_broken_once()?;
+        self.tell_broken_once(file)?;
         match self.spec.fsync {
             Fsync::Memory => {
                 self.stay_in_memory(file)?;

@@ -12,6 +12,7 @@ use crate::lease::Leases;
 use crate::order::{Millis, Order, Pace};
 use crate::partner::Link;
 use crate::pool::Pool;
+use crate::ranges::RangeMap;
 use crate::shadow::{Shadow, part_of};
 use crate::spec::Spec;
 use crate::tier::{Tier, lock};
@@ -387,6 +388,13 @@ impl Engine {
         records.push((self.next_record(), Record::Commit(file, self.last_record())));
     }
 
+    /// Says what a device has lost of a file.
+    fn loss_records(&self, records: &mut Vec<(u64, Record)>, file: u64, lost: &RangeMap<()>) {
+        for (Range { start, end }, ()) in lost.iter() {
+            records.push((self.next_record(), Record::Lost(file, start, end - start)));
+        }
+    }
+
     /// The same of what lies in places.
     fn place_records(
         &self,
@@ -448,6 +456,9 @@ impl Engine {
                 let parts = parts.map(|(range, _)| range).collect();
                 let places = tier.is_behind().then_some(&held.places);
                 self.write_records(&mut records, held.file, &held.identity, parts, places);
+                if self.memory() == Some(index) {
+                    self.loss_records(&mut records, held.file, &held.lost);
+                }
             }
             for file in &files {
                 let state = file.lock();
@@ -459,6 +470,9 @@ impl Engine {
                     let identity = identity(file, &state);
                     let places = places.as_ref();
                     self.write_records(&mut records, file.number, &identity, parts, places);
+                    if self.memory() == Some(index) {
+                        self.loss_records(&mut records, file.number, &state.broken);
+                    }
                 }
                 records.extend(end.map(|end| (self.next_record(), end)));
             }

@@ -153,14 +153,6 @@ impl State {
         }
     }
 
-    /// Checks that no bytes of the file were lost with a device, and reports a loss once.
-    ///
-    /// # Errors
-    /// EIO if some were lost, and no fsync has reported it.
-    pub(crate) fn tell_broken_once(&mut self) -> io::Result<()> {
-        self.tell_broken(0..u64::MAX).inspect_err(|_| self.broken = RangeMap::default())
-    }
-
     /// Checks that the file can be drained and has lost nothing. It reports a failure again and
     /// again, as the program may not look at a close, such as that of a close-on-exec descriptor.
     ///

@@ -61,6 +61,10 @@ pub enum Record {
     /// A program writes the file's bytes from the offset on, so many at most, into the tier by
     /// itself: how many it has is in the slot of that number, as long as that has this record's.
     Lease(u64, u64, u64, u32),
+    /// A device has lost the file's bytes from the offset on, so many.
+    Lost(u64, u64, u64),
+    /// The same bytes were written again, or a program was told of the loss.
+    Told(u64, u64, u64),
 }
 
 /// The journal has a kind of record that is not known here: another version of kedge wrote it.
@@ -79,12 +83,21 @@ impl Record {
             Record::Gone(..) => 9,
             Record::Place(..) => 10,
             Record::Lease(..) => 11,
+            Record::Lost(..) => 12,
+            Record::Told(..) => 13,
         }
     }
 
     /// Returns whether the record says that less is held: without it, old bytes are drained again.
     pub fn frees(&self) -> bool {
-        matches!(self, Record::Clean(..) | Record::Cut(..) | Record::Drop(..) | Record::Gone(..))
+        matches!(
+            self,
+            Record::Clean(..)
+                | Record::Cut(..)
+                | Record::Drop(..)
+                | Record::Gone(..)
+                | Record::Told(..)
+        )
     }
 
     /// Appends the record, with its number, to `out`.
@@ -99,7 +112,10 @@ impl Record {
                 [*file, *device, *inode, (*user).into(), *birth].into_iter().for_each(&mut put);
                 out.extend(&identity.path);
             }
-            Record::Write(file, offset, length) | Record::Clean(file, offset, length) => {
+            Record::Write(file, offset, length)
+            | Record::Clean(file, offset, length)
+            | Record::Lost(file, offset, length)
+            | Record::Told(file, offset, length) => {
                 [*file, *offset, *length].into_iter().for_each(&mut put);
             }
             Record::Cut(file, number) | Record::Commit(file, number) => {
@@ -123,7 +139,7 @@ impl Record {
     /// `None` where no record begins, or one that was cut short or damaged.
     pub fn decode(bytes: &[u8]) -> Option<(u64, Record, usize)> {
         let (kind, body) = framed(bytes, |kind, length| match kind {
-            2 | 3 => length == 4 * WORD,
+            2 | 3 | 12 | 13 => length == 4 * WORD,
             4 | 8 => length == 3 * WORD,
             5 | 9 => length == 2 * WORD,
             10 | 11 => length == 5 * WORD,
@@ -138,6 +154,8 @@ impl Record {
         let record = match kind {
             2 => Record::Write(file, word(2)?, word(3)?),
             3 => Record::Clean(file, word(2)?, word(3)?),
+            12 => Record::Lost(file, word(2)?, word(3)?),
+            13 => Record::Told(file, word(2)?, word(3)?),
             4 => Record::Cut(file, word(2)?),
             5 => Record::Drop(file),
             9 => Record::Gone(file),
@@ -186,12 +204,14 @@ pub struct Found {
     pub parts: RangeMap<u64>,
     /// Where on a device that is.
     pub places: Places,
+    /// What a device has lost, each part with its record's number.
+    pub lost: RangeMap<u64>,
 }
 
 /// What a tier's journal says.
 #[derive(Debug, Clone, Default)]
 pub struct Replay {
-    /// The files that the tier holds something of.
+    /// The files that the tier holds something of, or that have lost something.
     pub files: HashMap<u64, Found>,
     /// The last record's number.
     pub last: u64,
@@ -260,7 +280,8 @@ pub fn replay(bytes: &[u8], rebooted: bool, leased: &HashMap<u64, u64>) -> Resul
         }
     }
     // A file that lost its last name may be written as long as it is open.
-    replay.files.retain(|file, found| !found.parts.is_empty() && !dropped.contains(file));
+    let is_empty = |found: &Found| found.parts.is_empty() && found.lost.is_empty();
+    replay.files.retain(|file, found| !is_empty(found) && !dropped.contains(file));
     Ok(replay)
 }
 
@@ -270,7 +291,15 @@ pub(crate) fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record
     match record {
         Record::File(file, identity) => files.entry(file).or_default().identity = Some(identity),
         Record::Write(file, offset, length) => {
-            files.entry(file).or_default().parts.insert(part(offset, length), number);
+            let found = files.entry(file).or_default();
+            found.parts.insert(part(offset, length), number);
+            found.lost.remove(part(offset, length));
+        }
+        Record::Lost(file, offset, length) => {
+            files.entry(file).or_default().lost.insert(part(offset, length), number);
+        }
+        Record::Told(file, offset, length) => {
+            files.entry(file).or_default().lost.remove(part(offset, length));
         }
         Record::Place(file, offset, length, place) => {
             let found = files.entry(file).or_default();
@@ -279,13 +308,16 @@ pub(crate) fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record
                 found.parts.remove(part(start, PART));
             }
             found.parts.insert(part(offset, length), number);
+            found.lost.remove(part(offset, length));
         }
         Record::Commit(..) | Record::Lease(..) => {}
         Record::Clean(file, offset, length) => {
             files.entry(file).or_default().parts.remove(part(offset, length));
         }
         Record::Cut(file, size) => {
-            files.entry(file).or_default().parts.remove(size..u64::MAX);
+            let found = files.entry(file).or_default();
+            found.parts.remove(size..u64::MAX);
+            found.lost.remove(size..u64::MAX);
         }
         Record::Drop(file) | Record::Gone(file) => {
             files.remove(&file);
@@ -306,10 +338,14 @@ pub struct Held {
     pub others: Vec<(TierIndex, u64)>,
     /// The places of what the tier of a device has. A cache has one of these at most.
     pub places: Places,
+    /// What a device has lost, was not written again, and no program was told of.
+    pub lost: RangeMap<()>,
 }
 
 /// Writes of one file: each one's number, its tier, and what it wrote.
 type Writes = Vec<(u64, TierIndex, Range<u64>)>;
+/// Losses of one file: the number of each one's record, and what was lost.
+type Losses = Vec<(u64, Range<u64>)>;
 
 /// What the journals say of one number.
 #[derive(Debug)]
@@ -319,11 +355,29 @@ struct Numbered {
     writes: Writes,
     others: Vec<(TierIndex, u64)>,
     places: Places,
+    lost: Losses,
 }
 
 impl Numbered {
     fn last(&self) -> u64 {
-        self.writes.iter().map(|(number, ..)| *number).max().unwrap_or(0)
+        let writes = self.writes.iter().map(|(number, ..)| *number);
+        writes.chain(self.lost.iter().map(|(number, _)| *number)).max().unwrap_or(0)
+    }
+
+    /// Returns what is lost, as it was not written later in any tier.
+    fn still_lost(&self) -> RangeMap<()> {
+        let mut still = RangeMap::default();
+        for (number, range) in &self.lost {
+            let mut part = RangeMap::default();
+            part.insert(range.clone(), ());
+            for (_, _, newer) in self.writes.iter().filter(|(write, ..)| write > number) {
+                part.remove(newer.clone());
+            }
+            for (range, ()) in part.iter() {
+                still.insert(range, ());
+            }
+        }
+        still
     }
 
     /// Returns whether another number, of another daemon, is for the same file below.
@@ -344,6 +398,7 @@ impl Numbered {
         self.others.extend(tiers.difference(&known).map(|tier| (*tier, older.file)));
         self.others.extend(older.others);
         self.writes.extend(older.writes);
+        self.lost.extend(older.lost);
         // Of both, one alone has some.
         self.places.extend(older.places);
     }
@@ -372,12 +427,13 @@ fn join(mut all: Vec<Numbered>) -> Vec<Numbered> {
 /// A file whose number is another's in another journal has no name then: which one's bytes are
 /// whose is for a person to see. Several numbers of one file become that of its last write.
 pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
-    let mut files: HashMap<u64, (Option<Identity>, Writes, Places)> = HashMap::new();
+    let mut files: HashMap<u64, (Option<Identity>, Writes, Places, Losses)> = HashMap::new();
     let mut mixed = HashSet::new();
     for (tier, replay) in replays.into_iter().enumerate() {
         for (file, found) in replay.files {
-            let (identity, parts, places) = files.entry(file).or_default();
+            let (identity, parts, places, lost) = files.entry(file).or_default();
             places.extend(found.places);
+            lost.extend(found.lost.iter().map(|(range, number)| (number, range)));
             let same = |one: &Identity, other: &Identity| {
                 (one.device, one.inode, one.birth) == (other.device, other.inode, other.birth)
             };
@@ -390,19 +446,21 @@ pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
             parts.extend(found.parts.iter().map(|(range, number)| (number, tier, range)));
         }
     }
-    let all = files.into_iter().map(|(file, (identity, writes, places))| {
+    let all = files.into_iter().map(|(file, (identity, writes, places, lost))| {
         let identity = identity.filter(|_| !mixed.contains(&file)).unwrap_or_default();
-        Numbered { file, identity, writes, others: Vec::new(), places }
+        Numbered { file, identity, writes, others: Vec::new(), places, lost }
     });
     let all = join(all.collect()).into_iter();
     let mut held: Vec<Held> = all
-        .map(|Numbered { file, identity, mut writes, others, places }| {
+        .map(|numbered| {
+            let lost = numbered.still_lost();
+            let Numbered { file, identity, mut writes, others, places, .. } = numbered;
             writes.sort_by_key(|(number, ..)| *number);
             let mut parts = RangeMap::default();
             for (_, tier, range) in writes {
                 parts.insert(range, tier);
             }
-            Held { file, identity, parts, others, places }
+            Held { file, identity, parts, others, places, lost }
         })
         .collect();
     held.sort_by_key(|held| held.file);

@@ -39,6 +39,34 @@ fn what_is_clean_cut_or_dropped_is_not_held() {
 }
 
 #[test]
+fn what_a_device_has_lost_is_lost_until_it_is_told_or_written_again() {
+    let first = journal(&[
+        (1, Record::File(1, identity("a"))),
+        (2, Record::Lost(1, 0, 1000)),
+        (3, Record::Write(1, 0, 100)),
+        // What is below by now stays written.
+        (4, Record::Clean(1, 0, 100)),
+        (6, Record::Told(1, 300, 100)),
+        (7, Record::Cut(1, 900)),
+        (8, Record::File(2, identity("b"))),
+        (9, Record::Lost(2, 0, 10)),
+        (10, Record::Drop(2)),
+        (11, Record::File(3, identity("c"))),
+        (12, Record::Lost(3, 0, 10)),
+        (13, Record::Told(3, 0, 10)),
+    ]);
+    let second = journal(&[
+        (1, Record::File(1, identity("a"))),
+        (1, Record::Write(1, 100, 100)),
+        (5, Record::Write(1, 500, 50)),
+    ]);
+    let held = merge(vec![read(&first, false), read(&second, false)]);
+    assert_eq!(held.len(), 1, "{held:?}");
+    let lost: Vec<_> = held[0].lost.iter().map(|(range, ())| range).collect();
+    assert_eq!(lost, [100..300, 400..500, 550..900], "an earlier write is none again");
+}
+
+#[test]
 fn after_a_power_cut_only_committed_writes_count() {
     let bytes = journal(&[
         (1, Record::File(1, identity("a"))),

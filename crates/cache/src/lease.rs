@@ -93,6 +93,7 @@ impl file::Lease for Granted {
             engine.scheduler().limits.give_back(*tier, file.user, self.taken);
         } else {
             state.written_anew(&range);
+            engine.is_mended(file, state, &range);
             engine.written(file, state, range, *tier, self.taken);
             Counters::add(&engine.counters.leased, length);
         }

@@ -8,7 +8,7 @@ use crate::device::{Device, Place};
 use crate::engine::{Counters, Engine};
 use crate::extents::{BLOCK, Flight, TierIndex};
 use crate::faults::Point;
-use crate::file::CachedFile;
+use crate::file::{CachedFile, State};
 use crate::journal::Record;
 use crate::ranges::RangeMap;
 use crate::shadow::{Shadow, part_of};
@@ -73,7 +73,7 @@ impl Engine {
     }
 
     /// Returns the tier in host memory that a device lies behind.
-    fn memory(&self) -> Option<TierIndex> {
+    pub(crate) fn memory(&self) -> Option<TierIndex> {
         self.tiers.iter().position(|tier| tier.medium == Medium::Ram)
     }
 
@@ -330,18 +330,60 @@ impl Engine {
             if parts.is_empty() {
                 continue;
             }
-            self.release(&file, &state, &parts, &freed);
-            self.settle(&file, &mut state);
             let mut broken = RangeMap::default();
-            for Flight { range, .. } in parts {
+            for Flight { range, .. } in &parts {
                 broken.insert(range.clone(), ());
-                state.broken.insert(range, ());
+                state.broken.insert(range.clone(), ());
             }
+            // Before the records that free: a later daemon finds one or the other.
+            let noted = self.note_lost(&file, &mut state).is_ok();
+            self.release(&file, &state, if noted { &parts } else { &[] }, &freed);
+            self.settle(&file, &mut state);
             tell(&self.note_broken(&state.path, broken.total()));
             drop(state);
             file.notify();
         }
         self.serve_waiting();
+    }
+
+    /// Has the journal in host memory say what a device has lost of a file, for a later daemon.
+    ///
+    /// # Errors
+    /// If the journal cannot be written.
+    fn note_lost(&self, file: &CachedFile, state: &mut State) -> io::Result<()> {
+        let Some(memory) = self.memory().filter(|_| !state.orphan) else { return Ok(()) };
+        self.shadow(file, state, memory)?;
+        for (Range { start, end }, ()) in state.broken.iter() {
+            self.note(memory, &Record::Lost(file.number, start, end - start))?;
+        }
+        Ok(())
+    }
+
+    /// Notes that what was lost of `range` was written again, is no part of the file any more, or
+    /// was told.
+    pub(crate) fn is_mended(&self, file: &CachedFile, state: &mut State, range: &Range<u64>) {
+        if state.broken.is_empty() {
+            return;
+        }
+        let mended = state.broken.remove(range.clone());
+        let Some(memory) = self.memory().filter(|memory| state.shadows[*memory].is_some()) else {
+            return;
+        };
+        for (Range { start, end }, ()) in mended {
+            self.note_freed(memory, &Record::Told(file.number, start, end - start));
+        }
+    }
+
+    /// Checks that no bytes of a file were lost with a device, and reports a loss once.
+    ///
+    /// # Errors
+    /// EIO if some were lost, and no fsync has reported it.
+    pub(crate) fn tell_broken_once(&self, file: &CachedFile) -> io::Result<()> {
+        let _world = self.world.read();
+        let mut state = file.lock();
+        state
+            .tell_broken(0..u64::MAX)
+            .inspect_err(|_| self.is_mended(file, &mut state, &(0..u64::MAX)))
     }
 
     /// Notes that a device has lost bytes of a file.

@@ -425,8 +425,52 @@ fn what_a_holder_takes_with_it_is_named_and_told_once() {
     write(&engine, &a, 0, &[1; 50]);
     known.lock().tell_broken(0..50).expect("they were written anew");
     known.lock().tell_broken(0..51).expect_err("bytes are lost");
-    known.lock().tell_broken_once().expect_err("bytes are lost");
+    engine.tell_broken_once(&known).expect_err("bytes are lost");
     known.lock().tell_trouble().expect("it was told");
+}
+
+#[test]
+fn a_daemon_that_is_killed_leaves_word_of_what_a_holder_took() {
+    let scratch = Scratch::new("word");
+    let holder = Holder::start(&scratch);
+    {
+        let engine = engine(&scratch);
+        let (a, b) = (open(&engine, &scratch.below("a")), open(&engine, &scratch.below("b")));
+        write(&engine, &a, 0, &bytes(1, 9 * MIB));
+        assert_eq!(move_all(&engine), 2);
+        // Of b, host memory alone has something.
+        write(&engine, &b, 0, &bytes(2, MIB));
+        holder.kill();
+        engine.device().expect("a device").1.look();
+        engine.lose_device(BEHIND);
+        // What is written again is lost no more, also once it is below.
+        write(&engine, &a, 0, &bytes(3, 2 * MIB));
+        engine.drain_all().expect_err("bytes are lost");
+    }
+    let named = |engine: &Arc<Engine>| {
+        let lost = lock(&engine.broken).named.clone();
+        lost.iter().map(|lost| (lost.path.clone(), lost.bytes)).collect::<Vec<_>>()
+    };
+    let expected = [("a".to_owned(), 6 << 20)];
+    // Two daemons are killed before any program asks; the second one has written its journals anew.
+    for _ in 0..2 {
+        let _other = Holder::start(&scratch);
+        let engine = engine(&scratch);
+        assert_eq!(named(&engine), expected);
+        engine.rewrite_journals().expect("journals");
+        let a = open(&engine, &scratch.below("a"));
+        engine.read_now(&a, 0, &mut [0; 10]).expect("they were written again");
+        engine.read_now(&a, 2 * MIB as u64, &mut [0; 10]).expect_err("they are lost");
+        assert_eq!(a.file.size(&a.file.lock()).expect("a size"), 9 << 20);
+        engine.drain_all().expect_err("bytes are lost");
+    }
+    {
+        let engine = engine(&scratch);
+        let a = open(&engine, &scratch.below("a"));
+        engine.fsync(&a).expect_err("bytes are lost");
+        engine.fsync(&a).expect("it was told");
+    }
+    assert!(named(&engine(&scratch)).is_empty(), "it was told");
 }
 
 #[test]

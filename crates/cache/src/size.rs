@@ -64,7 +64,7 @@ impl Engine {
         let _world = self.world.read();
         let mut state = file.lock();
         let (parts, freed) = state.extents.forget(size..u64::MAX);
-        state.broken.remove(size..u64::MAX);
+        self.is_mended(file, &mut state, &(size..u64::MAX));
         let (lasting, parts): (Vec<Flight>, Vec<Flight>) =
             parts.into_iter().partition(|part| stays(part.tier));
         let record = Record::Cut(file.number, size);
@@ -137,7 +137,7 @@ impl Engine {
                 return;
             }
             let (parts, freed): (Vec<Flight>, Vec<Freed>) = state.extents.forget(0..u64::MAX);
-            state.broken = RangeMap::default();
+            self.is_mended(file, state, &(0..u64::MAX));
             self.release(file, state, &parts, &freed);
             self.settle(file, state);
         });

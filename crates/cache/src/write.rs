@@ -287,7 +287,9 @@ impl Engine {
         let shadow = shadow.file().ok_or(io::ErrorKind::Unsupported)?;
         state.written_anew(range);
         shadow.write_all_at(data, range.start)?;
-        self.note(tier, &Record::Write(file.number, range.start, range.end - range.start))
+        self.note(tier, &Record::Write(file.number, range.start, range.end - range.start))?;
+        self.is_mended(file, state, range);
+        Ok(())
     }
 
     /// Tells the order of drains that a file was written.
@@ -342,7 +344,7 @@ impl Engine {
         let _world = self.world.read();
         let mut state = file.lock();
         let (parts, freed) = state.extents.forget(start..start + written as u64);
-        state.broken.remove(start..start + written as u64);
+        self.is_mended(file, &mut state, &(start..start + written as u64));
         self.release(file, &state, &parts, &freed);
         self.partner_gives_up(file, &mut state, start..start + written as u64, u64::MAX);
         self.settle(file, &mut state);
@@ -433,13 +435,12 @@ impl Engine {
 
 impl State {
     /// Notes that newer bytes of `range` come into a tier: what is put on a device just now may be
-    /// older, and what one has lost is there again.
+    /// older.
     pub(crate) fn written_anew(&mut self, range: &Range<u64>) {
         for (start, changed) in &mut self.moving {
             let part = part_of(*start);
             *changed |= range.start < part.end && part.start < range.end;
         }
-        self.broken.remove(range.clone());
     }
 }
 

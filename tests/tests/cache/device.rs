@@ -225,6 +225,31 @@ fn what_a_holder_takes_with_it_is_named_and_told() {
 }
 
 #[test]
+fn a_daemon_names_what_was_lost_under_one_that_was_killed() {
+    let Some(cached) = slow("dword", &["--host-free", "64M"], MIB) else { return };
+    cached.begin();
+    let path = cached.under.join("a");
+    fs::write(&path, bytes(1, 24 * MIB)).expect("absorbed");
+    wait_for("nothing moves", || on_device(&cached) > 0);
+    let device = socket(&cached);
+    kill(holder(&device).expect("a holder"), &device);
+    wait_for("nobody has seen it", || cached.count("stuck_files") > 0);
+    let read = || fs::read(&path).map(|bytes| bytes.len());
+    for _ in 0..2 {
+        cached.kill();
+        cached.begin();
+        assert_eq!(cached.status()["stuck"][0]["path"], "a");
+        assert_eq!(fs::metadata(&path).expect("there").len(), 24 * MIB as u64);
+        assert_eq!(read().expect_err("bytes are lost").raw_os_error(), Some(EIO));
+    }
+    cached.kill();
+    let output = cached.output("recover");
+    let said = failure(&output);
+    assert!(said.contains("lost data of 1 files: a"), "{said}");
+    assert!(cached.recover()["lost"].as_array().is_some_and(Vec::is_empty), "it is told once");
+}
+
+#[test]
 fn a_recovery_names_what_a_holder_took_with_it() {
     let Some(cached) = slow("dlost", &["--host-free", "64M"], MIB) else { return };
     cached.begin();
