@@ -53,12 +53,15 @@ impl Opening {
         }
     }
 
-    /// Returns whether writes bypass the kernel's page cache.
+    /// Returns whether reads and writes bypass the kernel's page cache.
+    ///
+    /// Where the kernel gathers, it alone knows where a file ends: what has not come here yet would
+    /// be missed by a read that did. It sees to O_DIRECT by itself then.
     fn is_direct(self, kernel_gathers: bool) -> bool {
         let sync = self.flags.intersects(OFlags::SYNC | OFlags::DSYNC);
+        let direct = self.mode() == OFlags::WRONLY || self.flags.contains(OFlags::DIRECT);
         // The kernel syncs after a write (O_SYNC) only if that goes through its page cache.
-        let direct = self.mode() == OFlags::WRONLY && !kernel_gathers;
-        (direct || self.flags.contains(OFlags::DIRECT)) && !sync
+        direct && !sync && !kernel_gathers
     }
 }
 

@@ -4,7 +4,7 @@ use kedge_tests::cached::Cached;
 use kedge_tests::world::{failure, stderr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -108,6 +108,23 @@ fn fsync_drain_has_the_file_system_below_have_it() {
     file.write_all(&bytes(1, MIB)).expect("absorbed");
     file.sync_all().expect("drained");
     is(&cached.below().join("a"), &bytes(1, MIB));
+}
+
+#[test]
+fn a_read_past_the_kernels_pages_knows_where_a_file_ends_that_the_kernel_gathers() {
+    let Some(cached) = Cached::start("cgdirect", &["--tier", "ram:64M", "--gather"]) else {
+        return;
+    };
+    let path = cached.under.join("a");
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let file = File::create(&path).expect("a file");
+    let reader = OpenOptions::new().read(true).custom_flags(direct).open(&path).expect("a file");
+    file.write_all_at(b"end", 2 * MIB as u64).expect("gathered");
+    let mut found = [1; 4096];
+    assert_eq!(reader.read_at(&mut found, MIB as u64).expect("read"), found.len());
+    assert_eq!(found, [0; 4096], "a hole");
+    assert_eq!(reader.read_at(&mut found, 2 * MIB as u64).expect("read"), 3);
+    assert_eq!(found[..3], *b"end");
 }
 
 #[test]
