@@ -6,6 +6,7 @@ mod device;
 mod images;
 mod lease;
 mod model;
+mod model_programs;
 mod partner;
 mod partner_images;
 mod power;

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const STEPS: u64 = 1500;
-const NAMES: [&str; 8] = ["a", "b", "c", "d", "x/a", "x/b", "y/a", "y/b"];
+pub(crate) const NAMES: [&str; 8] = ["a", "b", "c", "d", "x/a", "x/b", "y/a", "y/b"];
 /// Longest file, in bytes.
 const MAX_FILE_LEN: u64 = 1 << 20;
 /// Longest file, in bytes, where whole parts are to move to a device.
@@ -172,7 +172,17 @@ impl Twins<'_> {
 }
 
 fn steps() -> u64 {
-    std::env::var("KEDGE_CACHE_STEPS").map_or(STEPS, |steps| steps.parse().expect("a number"))
+    steps_or(STEPS)
+}
+
+/// Returns how many steps the environment asks for, else so many.
+pub(crate) fn steps_or(steps: u64) -> u64 {
+    std::env::var("KEDGE_CACHE_STEPS").map_or(steps, |steps| steps.parse().expect("a number"))
+}
+
+/// Says that so many steps were done: scripts/soak-cache counts them.
+pub(crate) fn done(steps: u64) {
+    eprintln!("KEDGE_CACHE_DONE={steps}");
 }
 
 /// Runs the steps; every so many, `pause` is called with all files closed.
@@ -204,6 +214,7 @@ fn run_in(cached: &Cached, (steps, longest): (u64, u64), every: u64, pause: impl
     twins.compare(&cached.below());
     cached.stop();
     twins.compare(&cached.under);
+    done(steps);
 }
 
 #[test]
