@@ -3,6 +3,7 @@
 
 mod cache;
 mod device;
+mod fio;
 mod images;
 mod lease;
 mod model;
