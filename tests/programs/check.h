@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "nonce.h"
+
 // A CUDA call that must succeed.
 #define CUDA(call)                                                                             \
     do {                                                                                       \

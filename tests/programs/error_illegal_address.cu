@@ -1,4 +1,5 @@
 // A wild store: the fault sticks to the context, every call says so, the program lives on.
+// checkpoint refused: copy of the devices' memory cannot be read
 // check finds: illegal address in kernel
 #include "check.h"
 

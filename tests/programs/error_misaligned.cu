@@ -1,4 +1,5 @@
 // A misaligned load faults as such and sticks.
+// checkpoint refused: copy of the devices' memory cannot be read
 // check finds: misaligned address in kernel
 #include "check.h"
 

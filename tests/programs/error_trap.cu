@@ -1,4 +1,5 @@
 // trap ends the kernel as a launch failure, and sticks.
+// checkpoint refused: copy of the devices' memory cannot be read
 // check finds: trap in kernel
 #include "check.h"
 

@@ -29,7 +29,7 @@ pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};
 pub use hosts::{copy_program, host};
 pub use interrupted::run_interrupted;
-pub use moved::run_moved;
+pub use moved::{Journey, run_moved};
 pub use run::{Outcome, Target, run, run_command};
 
 use std::path::{Path, PathBuf};

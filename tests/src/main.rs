@@ -5,7 +5,9 @@
 use clap::Parser;
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
-use kedge_tests::{Outcome, Program, Target, Toolchain, root, run, run_interrupted, run_moved};
+use kedge_tests::{
+    Journey, Outcome, Program, Target, Toolchain, root, run, run_interrupted, run_moved,
+};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -29,13 +31,17 @@ struct Args {
     /// Cut each connection to them after so many bytes, on average
     #[arg(long, requires = "far", value_name = "BYTES")]
     cut: Option<u64>,
-    /// Checkpoint each at a random moment, kill it, restart it, and compare what it prints
+    /// Checkpoint each at a random moment, have it run on, kill it, restart it, and compare what it
+    /// prints, and the number that it drew when it began
     #[arg(long, conflicts_with = "native")]
     interrupt: bool,
     /// Move the devices of each while it runs, from a random moment on, three times in a row, and
     /// compare what it prints; with --far there and back, from either
     #[arg(long = "move", conflicts_with_all = ["native", "interrupt"])]
     moved: bool,
+    /// Move them to this device and back, and tell of each that may not go there why
+    #[arg(long, requires = "moved", conflicts_with = "far", value_name = "GPU")]
+    to: Option<String>,
     /// Run each under `kedge check --races --init`, which is to find nothing but what a program
     /// says that it finds
     #[arg(long, conflicts_with_all = ["native", "gpu", "far", "interrupt", "moved"])]
@@ -118,6 +124,10 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     if let Some(relay) = &relay {
         println!("the line was cut {} times", relay.cuts());
     }
+    let refused = results.iter().filter(|(_, o)| o.failure.is_none() && o.refused.is_some());
+    if let count @ 1.. = refused.count() {
+        println!("{count} of those that passed were refused by name and went on");
+    }
     println!("{} passed, {} failed", results.len() - failed.len(), failed.len());
     Ok(failed.is_empty())
 }
@@ -148,6 +158,7 @@ fn run_all(
 fn one(toolchain: &Toolchain, program: &Program, target: &Target, args: &Args) -> Outcome {
     let outcome = |failure| Outcome {
         failure,
+        refused: None,
         status: None,
         stdout: String::new(),
         stderr: String::new(),
@@ -157,13 +168,27 @@ fn one(toolchain: &Toolchain, program: &Program, target: &Target, args: &Args) -
         Err(error) => outcome(Some(error.to_string())),
         Ok(_) if args.build_only => outcome(None),
         Ok(binary) if args.interrupt => run_interrupted(&binary, program, target),
-        Ok(binary) if args.moved => run_moved(&binary, program, target, &args.gpu),
+        Ok(binary) if args.moved => run_moved(&binary, program, &journey(target, args)),
         Ok(binary) => run(&binary, program, target),
     }
 }
 
+/// From where to where the devices of a program that runs on `target` move.
+fn journey(target: &Target, args: &Args) -> Journey {
+    let near = Target::Kedge(args.gpu.clone());
+    match (&args.to, target) {
+        (Some(to), _) => Journey::Try([near, Target::Kedge(to.clone())]),
+        (None, Target::Far(_)) => Journey::Between([target.clone(), near]),
+        (None, _) => Journey::Between([target.clone(), target.clone()]),
+    }
+}
+
 fn report(program: &Program, outcome: &Outcome, verbose: bool) {
-    let word = if outcome.failure.is_some() { "FAIL" } else { "pass" };
+    let word = match outcome {
+        Outcome { failure: Some(_), .. } => "FAIL",
+        Outcome { refused: Some(_), .. } => "stay",
+        _ => "pass",
+    };
     let mut text = format!("{word} {:32} {:7.2} s\n", program.name, outcome.seconds);
     if verbose || outcome.failure.is_some() {
         for line in outcome.stdout.lines().chain(outcome.stderr.lines()) {
@@ -172,8 +197,8 @@ fn report(program: &Program, outcome: &Outcome, verbose: bool) {
             text.push('\n');
         }
     }
-    if let Some(failure) = &outcome.failure {
-        text.push_str(&format!("     {failure}\n"));
+    for why in outcome.failure.iter().chain(&outcome.refused) {
+        text.push_str(&format!("     {}\n", why.trim_end()));
     }
     print!("{text}");
 }
@@ -186,6 +211,7 @@ fn json(results: &[(String, Outcome)]) -> String {
                 "name": name,
                 "passed": outcome.failure.is_none(),
                 "failure": outcome.failure,
+                "refused": outcome.refused,
                 "output": outcome.failure.as_ref().map(|_| outcome.said(MAX_OUTPUT)),
                 "stdout": outcome.stdout.get(..MAX_STDOUT).unwrap_or(&outcome.stdout),
                 "seconds": outcome.seconds,
@@ -203,6 +229,7 @@ mod tests {
     fn results_have_the_output_of_what_failed_and_of_nothing_else() {
         let outcome = |failure: Option<&str>| Outcome {
             failure: failure.map(str::to_owned),
+            refused: None,
             status: None,
             stdout: "é".repeat(MAX_OUTPUT),
             stderr: "the cause\n".to_owned(),

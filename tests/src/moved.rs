@@ -1,7 +1,7 @@
 //! A program whose devices move while it runs, again and again: it prints what it prints
 //! undisturbed.
 
-use crate::interrupted::{Case, TRIES, differs, failed, no_job};
+use crate::interrupted::{Case, TRIES, failed, no_job};
 use crate::job::{family, send, state};
 use crate::random::fraction;
 use crate::run::{judge, run_command};
@@ -26,12 +26,21 @@ const LOOK: Duration = Duration::from_millis(5);
 /// loaded machine a short one would be over before it is met.
 const WAITS: [&str; 4] = ["bash", "-c", "kill -STOP $$; exec nice -n 19 \"$@\"", "bash"];
 
-/// Runs `binary` undisturbed, then once more, slowly, with moves in between: where `target` is far,
-/// from there to `near` and back, or the reverse.
-pub fn run_moved(binary: &Path, program: &Program, target: &Target, near: &str) -> Outcome {
-    let near = Target::Kedge(near.to_owned());
-    let mut places = [target, if matches!(target, Target::Far(_)) { &near } else { target }];
-    if program.far_refused.is_some() || fraction() < 0.5 {
+/// Where a program's devices go.
+#[derive(Debug, Clone)]
+pub enum Journey {
+    /// From one to the other and back, or the reverse; both may be the same.
+    Between([Target; 2]),
+    /// From the first to the second and back. Any refusal is a result: which programs can go.
+    Try([Target; 2]),
+}
+
+/// Runs `binary` undisturbed, then once more, slowly, with moves in between.
+pub fn run_moved(binary: &Path, program: &Program, journey: &Journey) -> Outcome {
+    let (Journey::Between(places) | Journey::Try(places)) = journey;
+    let mut places = places.each_ref();
+    let tried = matches!(journey, Journey::Try(_));
+    if !tried && (program.far_refused.is_some() || fraction() < 0.5) {
         places.reverse();
     }
     let target = places[0];
@@ -48,7 +57,7 @@ pub fn run_moved(binary: &Path, program: &Program, target: &Target, near: &str) 
         let part = fraction() * 0.6 / (1.0 + 0.5 * f64::from(attempt));
         let moment = Duration::from_secs_f64(whole.seconds * part);
         let stands = STANDS + STANDS_STEP * attempt;
-        if let Some(outcome) = moved(&case, &whole, (moment, stands), &to) {
+        if let Some(outcome) = moved(&case, &whole, (moment, stands), &to, tried) {
             return outcome;
         }
     }
@@ -63,6 +72,7 @@ fn moved(
     whole: &Outcome,
     (moment, stands): (Duration, Duration),
     to: &[String; 2],
+    tried: bool,
 ) -> Option<Outcome> {
     let name = format!("m{}-{:x}", std::process::id(), (fraction() * 1e15) as u64);
     let moved = AtomicBool::new(false);
@@ -82,18 +92,18 @@ fn moved(
         moved.store(true, Ordering::SeqCst);
         runs.join().ok().map(|outcome| (outcome, moves))
     })?;
+    let refused = |why: &str| {
+        case.program.move_refused.as_ref().is_some_and(|text| why.contains(text.as_str()))
+    };
     match moves {
-        Ok(0) => return None,
+        // It was over too soon, but ended as it should.
+        Ok(0) => return case.disturbed(whole, &outcome).map(|why| failed(outcome, why)),
         Ok(_) => {}
         // It goes on as if nobody had asked.
-        Err(why) if case.program.move_refused.as_ref().is_some_and(|text| why.contains(text)) => {}
+        Err(why) if tried || refused(&why) => outcome.refused = Some(why),
         Err(why) => return Some(failed(outcome, format!("not moved: {why}"))),
     }
-    outcome.failure = outcome
-        .failure
-        .take()
-        .or_else(|| judge(case.program, &outcome))
-        .or_else(|| differs(&whole.stdout, &outcome.stdout));
+    outcome.failure = case.disturbed(whole, &outcome);
     Some(outcome)
 }
 

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Where a program runs.
@@ -67,6 +68,8 @@ impl Target {
 pub struct Outcome {
     /// `None`: it passed; otherwise what was wrong.
     pub failure: Option<String>,
+    /// Why what was to be shown of it was refused: it went on as if nobody had asked.
+    pub refused: Option<String>,
     /// The status that it exited with, if it did.
     pub status: Option<i32>,
     pub stdout: String,
@@ -127,11 +130,20 @@ pub(crate) fn judge(program: &Program, outcome: &Outcome) -> Option<String> {
 /// How long a program that is asked to end has for that, and its pipes to close behind it.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// What a program has said so far.
+pub(crate) type Said = Arc<Mutex<Vec<u8>>>;
+
 /// Runs `command` to its end, or ends it at `limit`.
-pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
+pub fn run_command(command: Command, limit: Duration) -> Outcome {
+    run_heard(command, limit, &Said::default())
+}
+
+/// As [`run_command`]; what it says on standard error is in `said` as soon as it is said.
+pub(crate) fn run_heard(mut command: Command, limit: Duration, said: &Said) -> Outcome {
     let start = Instant::now();
     let failed = |what: String| Outcome {
         failure: Some(what),
+        refused: None,
         status: None,
         stdout: String::new(),
         stderr: String::new(),
@@ -142,8 +154,8 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
         Ok(child) => child,
         Err(error) => return failed(format!("{:?}: {error}", command.get_program())),
     };
-    let stdout = drain(child.stdout.take());
-    let stderr = drain(child.stderr.take());
+    let stdout = drain(child.stdout.take(), &Said::default());
+    let stderr = drain(child.stderr.take(), said);
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Ok(status),
@@ -163,6 +175,7 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
             Ok(status) => describe(status),
             Err(what) => Some(what),
         },
+        refused: None,
         // What the command has left behind may keep them open.
         stdout: stdout.recv_timeout(GRACE).unwrap_or_default(),
         stderr: stderr.recv_timeout(GRACE).unwrap_or_default(),
@@ -197,14 +210,17 @@ fn describe(status: ExitStatus) -> Option<String> {
     (!status.success()).then(|| status.to_string())
 }
 
-fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> Receiver<String> {
+fn drain<R: Read + Send + 'static>(pipe: Option<R>, into: &Said) -> Receiver<String> {
     let (read, all) = channel();
+    let into = Arc::clone(into);
     std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut pipe) = pipe {
-            let _ = pipe.read_to_end(&mut bytes);
+        let mut bytes = vec![0; 64 << 10];
+        let mut pipe = pipe;
+        let heard = || into.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(length @ 1..) = pipe.as_mut().and_then(|pipe| pipe.read(&mut bytes).ok()) {
+            heard().extend_from_slice(&bytes[..length]);
         }
-        let _ = read.send(String::from_utf8_lossy(&bytes).into_owned());
+        let _ = read.send(String::from_utf8_lossy(&heard()).into_owned());
     });
     all
 }
