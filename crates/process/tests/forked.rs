@@ -97,8 +97,7 @@ fn it_is_shared_again_from_a_chain() {
 fn it_comes_back_later() {
     // SAFETY: geteuid takes no arguments and only returns a number.
     if unsafe { libc::geteuid() } != 0 {
-        // That is refused by name.
-        return;
+        return kedge_left_out::needs_root("a lazy restart", "it takes root");
     }
     survives("forked-lazy", How { lazy: true, ..FAMILY });
     survives("forked-lazy-chain", How { lazy: true, images: 2, tracked: true, ..FAMILY });

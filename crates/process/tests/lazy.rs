@@ -3,11 +3,15 @@
 mod support;
 
 use kedge_image::Manifest;
+use kedge_left_out::needs_root;
 use kedge_process::{EngineError, Options, RestartOptions, Roots, Tracker, checkpoint, restart};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use support::{Folder, Running, alone, bring_back_by, build, step};
+
+const LAZY: &str = "a lazy restart";
+const TAKES: &str = "it takes root";
 
 fn is_root() -> bool {
     // SAFETY: geteuid takes no arguments and only returns a number.
@@ -36,7 +40,7 @@ fn image(folder: &Folder, name: &str, source: &str, steps: usize) -> (std::path:
 fn memory_comes_when_it_is_used() {
     let _alone = alone();
     if !is_root() {
-        return;
+        return needs_root(LAZY, TAKES);
     }
     let folder = Folder::new("lazy");
     for (source, steps) in [("changes.c", 200), ("threads.c", 200), ("tree.c", 400)] {
@@ -60,7 +64,7 @@ fn memory_comes_when_it_is_used() {
 fn a_job_is_captured_while_its_memory_comes() {
     let _alone = alone();
     if !is_root() {
-        return;
+        return needs_root(LAZY, TAKES);
     }
     let folder = Folder::new("lazy-again");
     let (first, _) = image(&folder, "image-0", "changes.c", 200);
@@ -95,7 +99,7 @@ fn a_job_is_captured_while_its_memory_comes() {
 fn a_damaged_image_ends_the_job_and_says_so() {
     let _alone = alone();
     if !is_root() {
-        return;
+        return needs_root(LAZY, TAKES);
     }
     let folder = Folder::new("lazy-damaged");
     // One that drops memory may drop what is damaged, and then nobody needs it.

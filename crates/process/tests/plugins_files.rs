@@ -194,8 +194,7 @@ fn a_file_that_moved_is_found_by_the_path_map_and_a_missing_one_is_named() {
 #[test]
 fn a_link_that_another_user_has_planted_is_not_followed() {
     if !is_root() {
-        // Only root can plant one for a test.
-        return;
+        return kedge_left_out::needs_root("a planted link", "only root can plant another's");
     }
     for scenario in ["offsets", "database"] {
         let mut scenario = Scenario::start(SOURCE, scenario);

@@ -1,6 +1,6 @@
 //! The `kedge` command from outside, with its real driver and proxy: what it prints, how it ends,
 //! what it leaves, and what it bears.
-use kedge_left_out::left_out;
+use kedge_left_out::{left_out, needs_root};
 use kedge_tests::world::{World, failure, has_fields, is_root, jobs_in, stderr};
 use kedge_tests::{host, kedge};
 use serde_json::Value;
@@ -238,7 +238,7 @@ fn a_job_s_name_restarts_its_newest_image() {
     }
     // What another user has put there is not this one's job.
     if !is_root() {
-        return;
+        return needs_root("images of another user", "only root can give some away");
     }
     let images = world.text(&["images", "--json"]);
     let images: Value = serde_json::from_str(&images).expect("JSON");
