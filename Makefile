@@ -49,7 +49,7 @@ soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 t
 soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 10 times (ROUNDS=10), resumable in slices of 10 minutes
 	@scripts/soak-interrupts --rounds $(or $(ROUNDS),10)
 
-check: ## formatting, lints, layering, generated files, the page of GPUs and its plots
+check: deny ## formatting, lints, layering, generated files, dependencies, the page of GPUs and its plots
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	CUSTOM_LIBFUZZER_PATH=/nowhere/libfuzzer.a cargo check --release --manifest-path fuzz/Cargo.toml --target-dir target --locked
