@@ -371,7 +371,7 @@ impl Memory {
     /// INVALID_VALUE for an address that they would not give, or that is taken.
     pub(super) fn replace(&self, addr: u64, size: u64, managed: bool) -> Result<Placed, CuError> {
         let device = if managed { None } else { arena::device_of(addr) };
-        if !managed && is_outside(addr) && !self.is_exact() {
+        if !managed && is_outside(addr) {
             if self.devices.iter().all(|device| size > device.total) {
                 return Err(CuError::OUT_OF_MEMORY);
             }

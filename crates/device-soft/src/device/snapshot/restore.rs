@@ -11,7 +11,7 @@ use crate::device::{SoftBackend, tables::Tables};
 use kedge_cuda_types::CuError;
 use kedge_device::{Object, Piece, Ranges, SnapshotError};
 use kedge_protocol::{CtxId, ModuleId};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// How far a restart is. A backend whose restart has failed is good for nothing but to be dropped.
 #[derive(Default)]
@@ -221,18 +221,36 @@ pub(in crate::device) fn apply_later(
         owner.restore_fault(CuError(*error));
     }
     *clock = notes.clock;
-    clear_between(backend, &tables, pieces)?;
+    let kept = if notes.foreign { unlisted(&tables, &notes) } else { Ranges::default() };
+    clear_between(backend, &tables, pieces, kept)?;
     Ok(true)
 }
 
-/// Has all memory of the devices' own that is in none of `pieces` read as zero: there, it was given
-/// back to the system, or never touched.
+/// The memory of variables that another kind of device does not list, since nothing can have
+/// changed them there: they are what their modules' images say.
+fn unlisted(tables: &Tables, notes: &Notes) -> Ranges {
+    let of_module = |note: &ModuleNote| {
+        let names = note.variables.iter().map(|variable| variable.name.to_string());
+        names.map(|name| (note.module, name)).collect::<Vec<_>>()
+    };
+    let listed: HashSet<(ModuleId, String)> = notes.modules.iter().flat_map(of_module).collect();
+    let mut all = Ranges::default();
+    for (id, module) in &tables.modules {
+        let kept = module.variables().filter(|one| !listed.contains(&(*id, one.name.to_owned())));
+        kept.for_each(|one| all.add(one.at.addr, one.at.size));
+    }
+    all
+}
+
+/// Has all memory of the devices' own that is in none of `pieces`, and not `kept`, read as zero:
+/// there, it was given back to the system, or never touched.
 fn clear_between(
     backend: &SoftBackend,
     tables: &Tables,
     pieces: &[Piece],
+    kept: Ranges,
 ) -> Result<(), SnapshotError> {
-    let mut kept: HashMap<&Object, Ranges> = HashMap::new();
+    let mut kept: HashMap<&Object, Ranges> = HashMap::from([(&Object::Memory, kept)]);
     for Piece { object, start, bytes } in pieces {
         start.checked_add(*bytes).ok_or_else(|| {
             refuse(CuError::INVALID_VALUE, "has no end").of(format!("{object:?} at {start:#x}"))

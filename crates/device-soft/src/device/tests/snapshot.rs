@@ -4,7 +4,9 @@ use super::fixture::{A, CTX, FREE, Fixture, copy, map_shared, mapped, word};
 use super::world::{
     self, BASE, BROKEN, BROKEN_STREAM, EARLIER, FIRST, LATER, NEVER, RESULT, SECOND,
 };
+use crate::device::make_notes;
 use kedge_cuda_types::{CuError, arena};
+use kedge_device::portable::{PlacedVariable, Portable};
 use kedge_device::{
     Backend, Code, Interprocess, Object, Piece, Restore, Snapshot, SnapshotError, Snapshots, Swap,
 };
@@ -338,6 +340,39 @@ fn what_a_later_snapshot_does_not_hold_reads_as_zero() {
     world::put_back(&f, &*second);
     f.backend.restore_end().unwrap();
     assert_eq!(places.map(|at| read(&f, at)), seen);
+}
+
+/// Another kind of device lists what may have changed there, and tells nothing of constants. The
+/// client may have begun on either kind.
+#[test]
+fn variables_that_another_kind_of_device_does_not_list_keep_what_their_image_says() {
+    // Behind what this process places outside of the arenas.
+    const AT: u64 = 0x2D11_0000_0000;
+    let mut f = Fixture::empty();
+    for exact in [false, true] {
+        let counter = PlacedVariable {
+            module: EARLIER,
+            name: "counter".to_owned(),
+            addr: AT,
+            bytes: 4,
+            asked: false,
+            shared: false,
+        };
+        let notes = Portable { exact, variables: vec![counter], ..Portable::default() };
+        let notes = make_notes(&notes).unwrap();
+        f = f.succeed();
+        f.backend.restore_begin(&notes).unwrap();
+        f.make_streams();
+        f.backend.load_module(CTX, EARLIER, Code::Whole(world::MODULE.into())).unwrap();
+        f.backend.restore_notes(&notes).unwrap();
+        f.backend.restore(&Object::Memory, AT, &7u32.to_le_bytes()).unwrap();
+        let pieces = [Piece { object: Object::Memory, start: AT, bytes: 4 }];
+        assert!(f.backend.restore_later(&notes, &pieces).unwrap());
+        f.backend.restore_end().unwrap();
+        let at = |name| f.backend.global(EARLIER, name).unwrap().addr;
+        assert_eq!([word(at("counter")), word(at("factor"))], [7, 3], "{exact}");
+        assert_eq!(at("counter"), AT);
+    }
 }
 
 #[test]
