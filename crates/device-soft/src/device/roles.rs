@@ -63,6 +63,7 @@ impl Placing for SoftBackend {
 
     /// Kedge's own form is what kernels read here, whatever the client was told of its devices.
     fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        self.tables().tensor_maps = true;
         Ok(map.encode())
     }
 

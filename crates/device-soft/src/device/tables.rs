@@ -31,6 +31,8 @@ pub(super) struct Tables {
     pub(super) graphs: HashMap<GraphExecId, Shared>,
     /// What each context has allocated, to be taken back when it goes.
     pub(super) allocations: HashMap<CtxId, Ranges>,
+    /// The program has made tensor maps.
+    pub(super) tensor_maps: bool,
 }
 
 impl Tables {

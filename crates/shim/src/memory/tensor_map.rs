@@ -1,8 +1,6 @@
 //! Tensor maps: checked here, read by kernels in the form that the device has for them.
 
-use super::link::any_exact;
 use super::{give, read};
-use crate::session;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{
     Format, Interleave, MAX_RANK, Mode, Swizzle, TENSOR_MAP_BYTES, TensorMap,
@@ -95,14 +93,29 @@ unsafe fn elements<T: Copy, const N: usize>(
     Ok(out)
 }
 
-/// The map in the form that the device reads: the software device reads kedge's own.
+/// Returns the map in the form that the device reads. Only the proxy knows which that is: the
+/// program may have moved to another kind of device.
 fn device_form(map: &TensorMap) -> Result<Bytes, CuError> {
-    let ours = map.encode();
-    if any_exact() { Ok(ours) } else { ask(&Call::TensorMap { map: Box::new(ours) }) }
+    ask(&Call::TensorMap { map: Box::new(map.encode()) })
 }
 
+#[cfg(not(test))]
 fn ask(call: &Call) -> Result<Bytes, CuError> {
-    session::get()?.call::<Result<Bytes, u32>>(call)?.map_err(CuError)
+    crate::session::get()?.call::<Result<Bytes, u32>>(call)?.map_err(CuError)
+}
+
+/// Answers as a software device does, which reads kedge's own form.
+#[cfg(test)]
+fn ask(call: &Call) -> Result<Bytes, CuError> {
+    let (map, address) = match call {
+        Call::TensorMap { map } => (map, None),
+        Call::TensorMapMove { map, address } => (map, Some(*address)),
+        _ => return Err(CuError::NOT_SUPPORTED),
+    };
+    let held = TensorMap::decode(map).ok_or(CuError::INVALID_VALUE)?;
+    let map = TensorMap { address: address.unwrap_or(held.address), ..held };
+    map.check()?;
+    Ok(map.encode())
 }
 
 #[expect(clippy::too_many_arguments, reason = "the C API's arguments")]
@@ -198,14 +211,7 @@ pub(crate) unsafe fn cuTensorMapReplaceAddress(
 ) -> Result<(), CuError> {
     // SAFETY: a map, says the reference.
     let bytes = unsafe { read(map.cast::<Bytes>().cast_const())? };
-    let changed = if any_exact() {
-        let held = TensorMap::decode(&bytes).ok_or(CuError::INVALID_VALUE)?;
-        let changed = TensorMap { address: address as u64, ..held };
-        changed.check()?;
-        changed.encode()
-    } else {
-        ask(&Call::TensorMapMove { map: Box::new(bytes), address: address as u64 })?
-    };
+    let changed = ask(&Call::TensorMapMove { map: Box::new(bytes), address: address as u64 })?;
     // SAFETY: `map` is a tensor map, which the API asks the program for; `read` has refused NULL.
     unsafe { give(map.cast::<Bytes>(), changed) }
 }

@@ -7,7 +7,9 @@ use kedge_wire::{List, Reader, Text, Wire, decode, encode, wire};
 use std::collections::HashSet;
 
 /// Changes with [`Notes`].
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// The version before, whose last field was `foreign`.
+const WITHOUT_TENSOR_MAPS: u32 = 2;
 /// As [`kedge_device::Snapshot::notes`] promises.
 const MAX_BYTES: usize = 64 << 20;
 /// Most entries of one list; what all lists hold is bounded by `MAX_BYTES`.
@@ -36,6 +38,8 @@ wire! {
         pub exact: bool,
         /// Made of another kind of device's.
         pub foreign: bool,
+        /// The program has made tensor maps, in the form that software devices read.
+        pub tensor_maps: bool,
     }
 
     /// Memory that the client has allocated inside of a slab.
@@ -86,10 +90,12 @@ impl Notes {
         let mut reader = Reader::new(bytes);
         let version = u32::get(&mut reader);
         let rest = bytes.get(bytes.len() - reader.remaining()..).unwrap_or_default();
+        let older = [rest, &[0]].concat();
         match version {
-            Ok(VERSION) => {
+            Ok(VERSION | WITHOUT_TENSOR_MAPS) => {
+                let fields = if version == Ok(VERSION) { rest } else { &older };
                 let notes: Self =
-                    decode(rest).map_err(|error| damaged(format!("damaged notes: {error}")))?;
+                    decode(fields).map_err(|error| damaged(format!("damaged notes: {error}")))?;
                 let wrong = notes.disorder();
                 wrong.map_or(Ok(notes), |what| Err(damaged(format!("damaged notes: {what}"))))
             }
@@ -180,5 +186,16 @@ mod tests {
         }
         bytes.push(0);
         assert!(Notes::decode(&bytes).unwrap_err().message.contains("follow the end"));
+    }
+
+    #[test]
+    fn notes_of_the_version_before_are_read() {
+        let notes = Notes { clock: 7, exact: true, ..Notes::default() };
+        let mut bytes = notes.encode().unwrap();
+        bytes.pop();
+        bytes[0] = WITHOUT_TENSOR_MAPS as u8;
+        assert_eq!(Notes::decode(&bytes), Ok(notes));
+        bytes.pop();
+        assert!(Notes::decode(&bytes).is_err());
     }
 }

@@ -38,6 +38,11 @@ pub fn read_notes(bytes: &[u8]) -> Result<Portable, SnapshotError> {
     if notes.heaps.iter().any(|heap| !heap.used.is_empty()) {
         bound.push("kernels have allocated memory on the device (malloc)".to_owned());
     }
+    if notes.tensor_maps {
+        let what = "the program has made tensor maps (cuTensorMapEncodeTiled), which lie in its memory in the \
+                    form that software devices read";
+        bound.push(what.to_owned());
+    }
     let before = |nanos: u64| -(notes.clock.saturating_sub(nanos) as f64) / NANOS_PER_MS;
     let events = notes.events.iter().map(|(event, nanos)| (*event, before(*nanos))).collect();
     let allocation = |at: &Allocation| (at.ctx, at.addr, at.size);

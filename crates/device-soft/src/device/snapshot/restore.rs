@@ -176,6 +176,7 @@ pub(in crate::device) fn apply(backend: &SoftBackend, notes: &[u8]) -> Result<()
         }
     }
     restore_events(&mut tables, &notes)?;
+    tables.tensor_maps |= notes.tensor_maps;
     for (ctx, error) in &*notes.faults {
         let owner = context(&tables, *ctx, || format!("the fault of context {}", ctx.0))?;
         owner.restore_fault(CuError(*error));
@@ -220,6 +221,7 @@ pub(in crate::device) fn apply_later(
         let owner = context(&tables, *ctx, || format!("the fault of context {}", ctx.0))?;
         owner.restore_fault(CuError(*error));
     }
+    tables.tensor_maps |= notes.tensor_maps;
     *clock = notes.clock;
     let kept = if notes.foreign { unlisted(&tables, &notes) } else { Ranges::default() };
     clear_between(backend, &tables, pieces, kept)?;

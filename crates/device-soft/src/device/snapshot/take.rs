@@ -285,6 +285,7 @@ pub(super) fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, Sna
         last_texture,
         exact: backend.runtime.memory.is_exact(),
         foreign: false,
+        tensor_maps: tables.tensor_maps,
     })
 }
 

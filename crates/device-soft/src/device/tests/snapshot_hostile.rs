@@ -110,18 +110,21 @@ fn notes() -> impl Strategy<Value = Notes> {
         prop::collection::vec((context(), any::<u32>()), 0..2),
         prop::collection::vec((context(), 0..8u64), 0..2),
     );
-    let numbers = (any::<u64>(), prop_oneof![0..9u64, any::<u64>()], any::<[bool; 2]>());
-    (numbers, lists).prop_map(|((clock, last_texture, [exact, foreign]), lists)| Notes {
-        clock,
-        allocations: list(lists.0, "").unwrap(),
-        modules: list(lists.1, "").unwrap(),
-        heaps: list(lists.2, "").unwrap(),
-        events: list(lists.3, "").unwrap(),
-        faults: list(lists.4, "").unwrap(),
-        textures: list(lists.5, "").unwrap(),
-        last_texture,
-        exact,
-        foreign,
+    let numbers = (any::<u64>(), prop_oneof![0..9u64, any::<u64>()], any::<[bool; 3]>());
+    (numbers, lists).prop_map(|((clock, last_texture, [exact, foreign, tensor_maps]), lists)| {
+        Notes {
+            clock,
+            allocations: list(lists.0, "").unwrap(),
+            modules: list(lists.1, "").unwrap(),
+            heaps: list(lists.2, "").unwrap(),
+            events: list(lists.3, "").unwrap(),
+            faults: list(lists.4, "").unwrap(),
+            textures: list(lists.5, "").unwrap(),
+            last_texture,
+            exact,
+            foreign,
+            tensor_maps,
+        }
     })
 }
 
