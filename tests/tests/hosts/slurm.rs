@@ -262,6 +262,28 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
     site.goes_on(2, STEPS);
 }
 
+/// Ranks of one node, where nobody has told MPICH to use TCP: after a restart they would wait for
+/// each other in memory that is not shared any more.
+#[test]
+fn ranks_that_share_memory_are_refused_by_name_and_go_on() {
+    const STEPS: u64 = 200;
+    let Some(site) = Site::of_mpich("slurmmem", User::Same, 1, STEPS) else { return };
+    let images = site.slurm.cluster.images();
+    let program: Vec<&str> = site.program.iter().map(String::as_str).collect();
+    let run = ["run", "--gpu", "none", "--job", "sim", "--ckpt-dir", &images, "--"];
+    let mut command = site.srun(&[0], 2, &[&run[..], &program].concat());
+    command.env_remove("MPIR_CVAR_NOLOCAL").env_remove("UCX_TLS");
+    command.stdout(File::create(site.home().join("out.0")).expect("a file"));
+    let ranks = command.spawn().expect("nsenter");
+    wait_for_steps(&site.home(), 0, 20);
+    let refused = site.slurm.cluster.output(0, &["checkpoint", "sim"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success() && said.contains("shares memory"), "{said}");
+    assert!(said.contains("MPIR_CVAR_NOLOCAL"), "{said}");
+    let ended = ended(ranks);
+    assert_eq!(ended.status.code(), Some(WELL), "{} {}", stderr(&ended), site.logs(0));
+}
+
 /// Ranks with a device each, and messages in the memory that devices copy from and to. Killed, they
 /// come back on two other nodes; told to end there, once more.
 #[test]

@@ -1,8 +1,8 @@
 //! A checkpoint from its beginning, while the job runs, to the moment at which the job is captured.
 
 use super::{
-    Captured, JOB_FILE, Options, Together, aio, hold, identify, objects, process, refuse,
-    refuse_deadly_parents, rings, survey, survey_ahead,
+    Captured, JOB_FILE, Options, Together, aio, elsewhere, hold, identify, objects, process,
+    refuse, refuse_deadly_parents, rings, survey, survey_ahead,
     told::{Told, ToldThread},
 };
 use crate::clocks::Clocks;
@@ -58,7 +58,8 @@ impl Begun {
     /// be done while plugins cannot tell what is theirs.
     pub fn survey(&mut self, roots: &Roots) -> Result<(), EngineError> {
         self.surveyed = true;
-        survey_ahead(roots, &self.options)
+        survey_ahead(roots, &self.options)?;
+        if self.options.together.is_some() { elsewhere::refuse(roots) } else { Ok(()) }
     }
 
     /// Has it known what the processes change from here on, where that is of use; they may be

@@ -6,6 +6,7 @@ mod aio;
 mod begun;
 mod changes;
 mod early;
+mod elsewhere;
 mod flags;
 mod guards;
 mod hold;
