@@ -45,6 +45,8 @@ enum What {
     FarMember { address: String, key: PathBuf, index: u32, members: u32, rounds: u32 },
     /// Hold random memory for `bench process` and obey orders
     Memory { size: usize },
+    /// The same as a job of many processes, each with many threads
+    Many { processes: usize, threads: usize, size: usize },
     /// Hold device memory for `bench checkpoint`, launch and synchronise, and obey orders
     Beat {
         size: usize,
@@ -102,6 +104,10 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         }
         What::Memory { size } => {
             Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)
+        }
+        What::Many { processes, threads, size } => {
+            let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+            Ok(kedge_probe::hold_many(*processes, *threads, *size, input, output)?)
         }
         What::Beat { size, host, plain, part } => {
             let input = std::io::BufReader::new(std::io::stdin());

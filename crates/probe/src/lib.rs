@@ -29,7 +29,7 @@ pub use devices::{DeviceReport, devices};
 pub use driver_checkpoint::{DriverTimes, checkpoint_by_driver};
 pub use far::obey;
 pub use heartbeat::{Held, beat};
-pub use loops::{hold_memory, time_loop};
+pub use loops::{hold_many, hold_memory, time_loop};
 pub use managed::obey_managed;
 pub use model::{READS, WRITES, hold_objects, time_session, time_uses};
 pub use room::{Room, rooms};

@@ -1,8 +1,8 @@
-//! What `kedge bench process` times: loops of ordinary calls, natively and as a job, and a program
-//! that holds memory and does with it what it is told.
+//! What `kedge bench process` times: loops of ordinary calls, natively and as a job, and programs
+//! that hold memory and do with it what they are told.
 
 use std::hint::black_box;
-use std::io::{BufRead, Write};
+use std::io::{self, BufRead, PipeReader, Read, Write};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes that the loop over pages writes to.
@@ -93,15 +93,76 @@ fn pages(turns: u32) -> Duration {
 /// long to a few pages each millisecond, whereupon it tells the longest gap between two writes;
 /// `change SECONDS` long to one page in a hundred each second, which tells that gap, too; `work
 /// PAGES`. It answers with seconds.
-pub fn hold_memory(
+pub fn hold_memory(bytes: usize, input: impl BufRead, output: impl Write) -> io::Result<()> {
+    obey(Holder::new(bytes, 0), input, output)
+}
+
+/// Does what [`hold_memory`] does as a job of that many processes, with that many threads each and
+/// that many bytes of random memory. All but the first process and its first thread wait for its
+/// end.
+///
+/// # Errors
+///
+/// Where the machine does not allow so many.
+pub fn hold_many(
+    processes: usize,
+    threads: usize,
     bytes: usize,
     input: impl BufRead,
-    mut output: impl Write,
-) -> std::io::Result<()> {
-    let mut holder = Holder { words: vec![0; bytes / 8], state: 88_172_645_463_325_252 };
-    for at in 0..holder.words.len() {
-        holder.words[at] = holder.draw();
+    output: impl Write,
+) -> io::Result<()> {
+    let (mut told, end) = io::pipe()?;
+    // One byte from each process that is ready.
+    let (mut ready, tells) = io::pipe()?;
+    for number in 1..processes {
+        // SAFETY: this process has one thread, so the child finds no lock held.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(end);
+                let _ = wait_as_one_of_many(number, threads, bytes, &mut told, tells);
+                // SAFETY: the call ends the process without running its parent's destructors.
+                unsafe { libc::_exit(0) }
+            }
+            pid if pid < 0 => return Err(io::Error::last_os_error()),
+            _ => {}
+        }
     }
+    drop(tells);
+    let holder = Holder::new(bytes, 0);
+    let _threads = idle(threads)?;
+    let mut others = vec![0; processes.saturating_sub(1)];
+    ready.read_exact(&mut others).map_err(|_| io::Error::other("a process has too few threads"))?;
+    obey(holder, input, output)
+}
+
+/// Waits until nobody holds the other end of `told`.
+fn wait_as_one_of_many(
+    number: usize,
+    threads: usize,
+    bytes: usize,
+    told: &mut PipeReader,
+    mut ready: impl Write,
+) -> io::Result<()> {
+    let holder = Holder::new(bytes, number as u64);
+    let _threads = idle(threads)?;
+    ready.write_all(&[0])?;
+    drop(ready);
+    let _ = told.read(&mut [0])?;
+    black_box(&holder.words);
+    Ok(())
+}
+
+/// Has this process have `count` threads, all but this one of which wait.
+fn idle(count: usize) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
+    const STACK: usize = 64 << 10;
+    let wait = || loop {
+        std::thread::park();
+    };
+    let spawn = |_| std::thread::Builder::new().stack_size(STACK).spawn(wait);
+    (1..count).map(spawn).collect()
+}
+
+fn obey(mut holder: Holder, input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     writeln!(output, "ready")?;
     output.flush()?;
     for line in input.lines() {
@@ -135,6 +196,16 @@ struct Holder {
 }
 
 impl Holder {
+    /// One whose memory differs from that of others with another `seed`.
+    fn new(bytes: usize, seed: u64) -> Holder {
+        let words = vec![0; bytes / 8];
+        let mut holder = Holder { words, state: 88_172_645_463_325_252 ^ (seed << 1) };
+        for at in 0..holder.words.len() {
+            holder.words[at] = holder.draw();
+        }
+        holder
+    }
+
     fn draw(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

@@ -81,7 +81,7 @@ pub(crate) struct BenchArgs {
     /// over loopback]
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "native")]
     to: Option<GpuSpec>,
-    /// far, migrate, cluster: these of its parts alone
+    /// process, far, migrate, cluster: these of its parts alone
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     parts: Vec<Part>,
     /// cluster: the hosts, of which the first is this one: names or addresses that all reach
@@ -214,7 +214,7 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         What::Barriers => return process::barriers::run(dir, sink),
         What::Cache => return cache::run(dir, sink),
         What::Writers => return cache::writers(dir, &sizes),
-        What::Process => return process::run(sizes, dir, sink),
+        What::Process => return process::run(sizes, dir, &args.parts, sink),
         What::Checkpoint => {
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
             let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };

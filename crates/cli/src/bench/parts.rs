@@ -3,9 +3,11 @@
 use super::What;
 use clap::ValueEnum;
 
-/// A part of the figures of `bench far`, `bench migrate` or `bench cluster`.
+/// A part of the figures of `bench process`, `bench far`, `bench migrate` or `bench cluster`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Part {
+    /// process: how long jobs of many processes or threads stand still, and restarts of such
+    Many,
     /// far: calls that wait, and posted ones
     Calls,
     /// far: many small kernels, and a wait
@@ -44,6 +46,7 @@ pub(super) enum Part {
 impl Part {
     fn of(self) -> What {
         match self {
+            Part::Many => What::Process,
             Part::Calls | Part::Kernels | Part::Copies => What::Far,
             Part::Steps | Part::Connect | Part::Processors => What::Far,
             Part::Pauses | Part::Whole | Part::Regions => What::Migrate,

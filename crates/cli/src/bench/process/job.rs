@@ -42,6 +42,16 @@ impl Job {
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
 
+    /// One of so many processes, with so many threads and bytes each, whose images go to `dir`.
+    pub(in crate::bench) fn many(numbers: &[u64; 3], dir: &Path) -> Result<Job, String> {
+        let name = format!("kedge-bench-{}", std::process::id());
+        let mut command = kedge_again();
+        command.args(["run", "--gpu", "none", "--job", &name, "--ckpt-dir"]).arg(dir);
+        command.arg("--").arg(kedge_again().get_program()).args(["probe", "many"]);
+        command.args(numbers.map(|number| number.to_string()));
+        Job::ready(command, name)
+    }
+
     /// One that holds device memory, launches and synchronises; `tag` tells it from others.
     pub(in crate::bench) fn beating(
         gpu: &GpuSpec,

@@ -1,5 +1,7 @@
 //! What the figures should be, and what the best peers reach.
 
+use super::many::{MANY_PROCESSES, MANY_THREADS};
+
 const DMTCP: &str = "DMTCP 5.0 tree, measured 2026-11-20 on 2 cores, not paired";
 const CRIU: &str = "CRIU 4.2, measured 2026-11-20 on 2 cores, not paired";
 
@@ -23,6 +25,8 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
         (super::CHANGED_DURABLE, "4 GiB") => 0.15,
         (super::RESTART_RATIO, _) => 1.3,
         (super::LAZY, _) => 0.1,
+        (super::STALL, MANY_PROCESSES | MANY_THREADS) => 0.15,
+        (super::RESTART, MANY_PROCESSES) => 2.0,
         _ => return None,
     })
 }

@@ -5,9 +5,11 @@
 pub(crate) mod barriers;
 pub(crate) mod job;
 pub(super) mod known;
+mod many;
 mod peers;
 mod plain;
 
+use super::parts::Part;
 use super::scratch::Scratch;
 use crate::output;
 use crate::size::Size;
@@ -58,8 +60,16 @@ pub(super) const LAZY: &str = "lazy restart to the first answer";
 type Sink<'a> = dyn FnMut(Series) + 'a;
 
 /// Measures and hands over each series as it is done.
-pub(super) fn run(sizes: Vec<u64>, dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
+pub(super) fn run(
+    sizes: Vec<u64>,
+    dir: Option<&Path>,
+    parts: &[Part],
+    sink: &mut Sink<'_>,
+) -> Result<(), String> {
     let folder = Scratch::new(dir)?;
+    if parts.contains(&Part::Many) {
+        return many::measure(&folder.0, sink);
+    }
     for (name, said) in LOOPS {
         costs(name, said, sink)?;
     }
@@ -72,7 +82,7 @@ pub(super) fn run(sizes: Vec<u64>, dir: Option<&Path>, sink: &mut Sink<'_>) -> R
         checkpoints(size, &folder.0, sink)?;
         changes(size, &folder.0, sink)?;
     }
-    Ok(())
+    many::measure(&folder.0, sink)
 }
 
 fn give(sink: &mut Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f64>) {
