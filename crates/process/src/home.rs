@@ -3,18 +3,20 @@
 //! A thread that is away makes its calls in a piece of code that goes on, if nobody stops it after
 //! the call, by bringing back its signal mask and registers and jumping to where it was: untraced
 //! it finishes its call and is home. The extended registers need nothing, because calls leave them
-//! alone. The code is written for one thread at a time, into the zeros at the vDSO's end: nothing
-//! has to be mapped first, and only one thread of a process is away at a time. Clones that nobody
-//! stops end there.
+//! alone. The code is written for one thread, into the zeros at the vDSO's end: nothing has to be
+//! mapped first. Clones that nobody stops end there.
 //!
 //! Before it lies, where there is room, code that makes several calls in a row, without a stop
 //! after each: it ends with a signal to itself that does nothing, and that its tracer is told of.
+//! Both together are a slot. As many threads can be away at once as there is room for slots, one
+//! before the other.
 
 use crate::sys::{self, Registers};
 use crate::thread::begun_anew;
 use crate::vdso::Vdso;
 use crate::{EngineError, Thread, maps};
 use libc::pid_t;
+use std::cell::Cell;
 use std::fs::File;
 
 /// Offsets in the code: a call, one that makes a clone with the same memory, one of such a clone.
@@ -32,6 +34,10 @@ const ROW: usize = 272;
 /// Its beginning: xor r9d, r9d; nop. Of the registers only those are used that the way home brings
 /// back; calls leave r9 alone.
 const ROW_START: [u8; 8] = [0x45, 0x31, 0xc9, 0x90, 0x90, 0x90, 0x90, 0x90];
+/// Bytes of a slot: the code that makes calls in a row, and the way home behind it.
+const SLOT: usize = ROW + LENGTH;
+/// Most slots that are used.
+const MAX_SLOTS: usize = 5;
 /// Most questions that fit into that code.
 pub(crate) const MAX_QUESTIONS: usize = 8;
 const PAGE: u64 = 4096;
@@ -90,8 +96,10 @@ pub(crate) struct Ways {
     /// Where the code lies; `None` if the vDSO has no room for it. Then threads go home only as
     /// long as they are traced.
     base: Option<u64>,
-    /// Whether there is room for calls in a row before it.
-    rows: bool,
+    /// How many slots there is room for, of which the last one ends with that code.
+    slots: usize,
+    /// How many of them were written to since they were cleared.
+    used: Cell<usize>,
     /// A signal that nobody would notice.
     quiet: Option<i32>,
 }
@@ -107,10 +115,11 @@ impl Ways {
         let (end, code) = vdso.end();
         let page = code.len().checked_sub(PAGE as usize).map(|page| &code[page..]);
         let room = page.and_then(room_in);
-        let rows = room.is_some_and(|room| room > LENGTH);
+        let slots = room.map_or(0, |room| room / SLOT);
         let base = room.map(|_| end - LENGTH as u64);
         let memory = base.and_then(|_| sys::memory(pid));
-        Ok(Ways { pid, memory, outside: vdso.entry()?, base, rows, quiet: None })
+        let (used, quiet) = (Cell::new(0), None);
+        Ok(Ways { pid, memory, outside: vdso.entry()?, base, slots, used, quiet })
     }
 
     /// The same where `quiet` is a signal that nobody would notice: the program neither catches nor
@@ -134,6 +143,34 @@ impl Ways {
     ) -> Result<Option<Row>, EngineError> {
         let few = questions.len() <= MAX_QUESTIONS;
         self.lead_row(thread, |quiet| few.then(|| asking(questions, quiet)))
+    }
+
+    /// Returns how many threads can ask at once; 0 if none can make calls in a row.
+    pub(crate) fn at_once(&self) -> usize {
+        self.quiet.map_or(0, |_| self.slots)
+    }
+
+    /// Makes a slot the way of each of `threads`, which are to ask `questions` each:
+    /// [`MAX_QUESTIONS`] at most, of [`Ways::at_once`] threads at most. Whoever had them before
+    /// must be home.
+    pub(crate) fn lead_all_asking(
+        &self,
+        threads: &[Thread],
+        questions: &[Vec<Question>],
+    ) -> Result<Vec<Row>, EngineError> {
+        let (Some(base), Some(quiet)) = (self.base, self.quiet) else { return Ok(Vec::new()) };
+        let (mut rows, mut slots) = (Vec::new(), Vec::new());
+        let first = base + LENGTH as u64 - (threads.len() * SLOT) as u64;
+        for (thread, questions) in threads.iter().zip(questions) {
+            let entry = first + slots.len() as u64;
+            let (row, end) = asking(questions, quiet);
+            slots.extend(row);
+            slots.extend(code(&begun_anew(thread), thread.mask()));
+            rows.push(Row { entry, end: entry + end as u64, quiet });
+        }
+        self.used.set(self.used.get().max(threads.len()));
+        self.poke(first, &slots)?;
+        Ok(rows)
     }
 
     /// The same for a thread that is to seek its registration: it leaves the address that was
@@ -179,11 +216,12 @@ impl Ways {
         thread: &Thread,
         row: impl FnOnce(i32) -> Option<([u8; ROW], usize)>,
     ) -> Result<Option<Row>, EngineError> {
-        let (Some(base), Some(quiet)) = (self.base.filter(|_| self.rows), self.quiet) else {
+        let (Some(base), Some(quiet)) = (self.base.filter(|_| self.slots > 0), self.quiet) else {
             return Ok(None);
         };
         let Some((row, end)) = row(quiet) else { return Ok(None) };
         let entry = base - ROW as u64;
+        self.used.set(self.used.get().max(1));
         let way = code(&begun_anew(thread), thread.mask());
         self.poke(entry, &[&row[..], &way].concat())?;
         Ok(Some(Row { entry, end: entry + end as u64, quiet }))
@@ -198,12 +236,21 @@ impl Ways {
             thread.go_home()?;
         }
         let Some(base) = self.base else { return Ok(()) };
-        // The first word of the way last: by it the rest is known as left over.
-        if self.rows {
-            self.poke(base - ROW as u64, &[0; ROW])?;
+        // The first word of each way last: by it the rest is known as left over. The slots from the
+        // first on, so that nothing is left before one that is clear.
+        for slot in (1..self.used.take()).rev() {
+            self.clear(base - (slot * SLOT) as u64, true)?;
         }
-        self.poke(base + 8, &[0; LENGTH - 8])?;
-        self.poke(base, &[0; 8])
+        self.clear(base, self.slots > 0)
+    }
+
+    /// Clears a way home, and the calls in a row before it, if there is room for some.
+    fn clear(&self, way: u64, row: bool) -> Result<(), EngineError> {
+        if row {
+            self.poke(way - ROW as u64, &[0; ROW])?;
+        }
+        self.poke(way + 8, &[0; LENGTH - 8])?;
+        self.poke(way, &[0; 8])
     }
 
     fn poke(&self, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
@@ -248,23 +295,39 @@ pub(crate) fn clear_leftovers(vdso: &mut [u8]) {
 /// Bytes at the end of `page` that nobody needs: there are zeros, or what a tracer that was killed
 /// has left. `None` if they are too few.
 fn room_in(page: &[u8]) -> Option<usize> {
-    let (before, way) = page.split_at(page.len() - LENGTH);
+    let mut slots = 0;
+    while slots < MAX_SLOTS && ends_with_slot(&page[..page.len() - slots * SLOT]) {
+        slots += 1;
+    }
+    // What lies before is code, if it is no margin.
+    let margin = |room: usize| page[..page.len() - room].iter().rev().take(MARGIN).all(is_zero);
+    let slots = (1..=slots).rev().map(|slots| slots * SLOT).find(|room| margin(*room));
+    slots.or_else(|| (ends_with_way(page).is_some() && margin(LENGTH)).then_some(LENGTH))
+}
+
+fn is_zero(byte: &u8) -> bool {
+    *byte == 0
+}
+
+/// Whether zeros lie at the end of `page`, or what was left of a slot.
+fn ends_with_slot(page: &[u8]) -> bool {
+    let Some(way_is_left) = ends_with_way(page) else { return false };
+    let Some(before) = page.len().checked_sub(SLOT + MARGIN) else { return false };
+    let row = &page[before + MARGIN..page.len() - LENGTH];
+    row.iter().all(is_zero) || way_is_left && row[..8] == ROW_START
+}
+
+/// Whether a way home was left at the end of `page`; `None` if neither that nor zeros lie there.
+fn ends_with_way(page: &[u8]) -> Option<bool> {
+    let way = page.last_chunk::<LENGTH>()?;
     let ours = code(&sys::from_words([0; sys::REGISTERS]), 0);
     let known = |from: usize, to: usize| {
         let pairs = way[from..to].chunks(8).zip(ours[from..to].chunks(8));
         pairs.into_iter().all(|(there, ours)| there == ours || there == [0; 8])
     };
-    let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    let left = way[..8] == ours[..8];
-    if !known(SPLIT as usize, LENGTH) || !(zeros(way) || left) {
-        return None;
-    }
-    let (before_row, row) = before.split_at(before.len() - ROW);
-    let margin = |before: &[u8]| zeros(&before[before.len() - MARGIN..]);
-    if margin(before_row) && (zeros(row) || left && row[..8] == ROW_START) {
-        return Some(LENGTH + ROW);
-    }
-    margin(before).then_some(LENGTH)
+    let is_left = way[..8] == ours[..8];
+    let usable = known(SPLIT as usize, LENGTH) && (is_left || way.iter().all(is_zero));
+    usable.then_some(is_left)
 }
 
 /// Code that asks, with 0 in r9 if all were answered, and the offset of what follows its signal.
@@ -532,11 +595,37 @@ mod tests {
         left[at - ROW..at].copy_from_slice(&asking);
         clear_leftovers(&mut left);
         assert_eq!(left, clean);
+        // In every slot, and where the first ones were cleared already.
+        for cleared in [0, 1, MAX_SLOTS - 1] {
+            let mut left = clean.clone();
+            for slot in cleared..MAX_SLOTS {
+                let from = left.len() - (MAX_SLOTS - slot) * SLOT;
+                left[from..from + ROW].copy_from_slice(&asking);
+                let way = code(&sys::from_words([9; sys::REGISTERS]), 5);
+                left[from + ROW..from + SLOT].copy_from_slice(&way);
+            }
+            assert_eq!(room_in(&left[PAGE as usize..]), Some(MAX_SLOTS * SLOT));
+            clear_leftovers(&mut left);
+            assert_eq!(left, clean);
+        }
         // Another kernel's code stays what it is.
         let mut other = clean.clone();
         other[at + 3] = 1;
         let same = other.clone();
         clear_leftovers(&mut other);
         assert_eq!(other, same);
+        // And it is no room.
+        for (code, room) in [(SLOT + MARGIN - 1, Some(LENGTH)), (LENGTH + MARGIN - 1, None)] {
+            let mut full = vec![0; PAGE as usize];
+            let end = full.len() - code;
+            full[..=end].fill(7);
+            assert_eq!(room_in(&full), room);
+        }
+        for slots in 1..=MAX_SLOTS {
+            let mut full = vec![0; PAGE as usize];
+            let end = full.len() - slots * SLOT - MARGIN;
+            full[..end].fill(7);
+            assert_eq!(room_in(&full), Some(slots * SLOT));
+        }
     }
 }

@@ -7,7 +7,7 @@ use crate::proc::{self, Field, Stat, Status};
 use crate::{EngineError, Thread, filters, plugins, reap, several};
 use libc::pid_t;
 pub use patience::Patience;
-use side::stop_processes;
+use side::{Listed, stop_processes};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -87,6 +87,8 @@ pub(crate) struct StoppedJob {
     pub(crate) processes: Vec<StoppedProcess>,
     /// Children that have ended and not been waited for.
     pub(crate) zombies: Vec<pid_t>,
+    /// When the first thread was asked to stop.
+    pub(crate) since: Instant,
 }
 
 impl Drop for StoppedJob {
@@ -159,16 +161,18 @@ pub(crate) fn stop(roots: &Roots, mut patience: Patience<'_>) -> Result<StoppedJ
         crate::thread::release_late();
     })?;
     // Before anybody makes calls in them.
-    filters::refuse(job.processes.iter().map(|process| process.pid))?;
+    filters::refuse_stopped(&job.processes)?;
     Ok(job)
 }
 
 fn stop_all(roots: &Roots, patience: &mut Patience<'_>) -> Result<StoppedJob, EngineError> {
-    let mut job = StoppedJob { processes: Vec::new(), zombies: Vec::new() };
     let (mut seen, mut again) = (BTreeSet::new(), BTreeSet::new());
+    let mut generations = found(roots, &seen);
+    let listed = Listed::of(&generations.concat());
+    let (processes, zombies, since) = (Vec::new(), Vec::new(), Instant::now());
+    let mut job = StoppedJob { processes, zombies, since };
     // A stopped process makes no others, so a pass that finds none is the last.
     loop {
-        let mut generations = found(roots, &seen);
         let mut is_new = |pid: &pid_t| !seen.contains(pid) || again.remove(pid);
         generations.iter_mut().for_each(|pids| pids.retain(&mut is_new));
         generations.retain(|pids| !pids.is_empty());
@@ -179,11 +183,12 @@ fn stop_all(roots: &Roots, patience: &mut Patience<'_>) -> Result<StoppedJob, En
         // before that has become another program.
         for pids in generations {
             seen.extend(&pids);
-            again.extend(stop_some(pids, patience, &mut job)?);
+            again.extend(stop_some(pids, patience, &listed, &mut job)?);
             if !again.is_empty() {
                 break;
             }
         }
+        generations = found(roots, &seen);
     }
     if job.processes.is_empty() { Err(EngineError::NoProcess) } else { Ok(job) }
 }
@@ -192,10 +197,11 @@ fn stop_all(roots: &Roots, patience: &mut Patience<'_>) -> Result<StoppedJob, En
 fn stop_some(
     pids: Vec<pid_t>,
     patience: &mut Patience<'_>,
+    listed: &Listed,
     job: &mut StoppedJob,
 ) -> Result<Vec<pid_t>, EngineError> {
     let (mut failed, mut again) = (Ok(()), Vec::new());
-    for (pid, stopped) in stop_processes(pids, patience) {
+    for (pid, stopped) in stop_processes(pids, patience, listed) {
         match stopped {
             Ok(process) => job.processes.push(process),
             Err(EngineError::Ended { .. }) => {

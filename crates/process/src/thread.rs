@@ -2,6 +2,7 @@
 
 use crate::filters::program::Filter;
 use crate::home::Row;
+use crate::rseq::{self, Registration};
 use crate::stop::Patience;
 use crate::sys::{self, Registers, Stop};
 use crate::{EngineError, filters, reap};
@@ -180,6 +181,8 @@ pub struct Thread {
     stopped: bool,
     /// It filters its system calls, which is suspended while it is made to make some.
     filtered: bool,
+    /// Where the kernel told its rseq area to be when it stopped; `None` where it did not tell.
+    rseq: Option<Registration>,
     /// What has its process be a subreaper again, which it is to make before it is home.
     owed: Option<Owed>,
     /// What the last call has made.
@@ -218,21 +221,28 @@ impl Thread {
             sys::request(libc::PTRACE_CONT, pid, 0, "let it go on")?;
         }
         let mut home = sys::registers(pid)?;
-        let abort = crate::rseq::abort_of(pid, &home);
+        let found = sys::words(&home);
+        let (registration, abort) = rseq::look(pid, &home);
         begin_again(pid, &mut home);
         if let Some(abort) = abort {
             home.rip = abort;
         }
         let mask = sys::signal_mask(pid)?;
-        sys::set_registers(pid, &home)?;
+        if sys::words(&home) != found {
+            sys::set_registers(pid, &home)?;
+        }
         let mut thread = Thread::at_home(pid, home, mask);
+        // In this order: what is asked first of all whether they are saved stops a child, which has
+        // none.
         thread.filtered = sys::is_filtered(pid) && filters::are_saved();
+        thread.rseq = registration;
         Ok(thread)
     }
 
     fn at_home(pid: pid_t, home: Registers, mask: u64) -> Thread {
         let (away, stopped, filtered, ended) = (false, false, false, false);
-        Thread { pid, home, mask, away, stopped, filtered, owed: None, made: None, ended }
+        let (rseq, owed, made) = (None, None, None);
+        Thread { pid, home, mask, away, stopped, filtered, rseq, owed, made, ended }
     }
 
     pub fn pid(&self) -> pid_t {
@@ -272,7 +282,17 @@ impl Thread {
         row: Row,
         made: impl FnMut(pid_t) -> Result<(), EngineError>,
     ) -> Result<i64, EngineError> {
-        let result = self.run_to_end(row, made)?;
+        self.set_out(row)?;
+        self.end_row(row, made)
+    }
+
+    /// The second half of [`Thread::run`], of one that has set out.
+    pub(crate) fn end_row(
+        &mut self,
+        row: Row,
+        made: impl FnMut(pid_t) -> Result<(), EngineError>,
+    ) -> Result<i64, EngineError> {
+        let result = self.reached_end(row, made)?;
         // This is where the kernel delivers signals, and where interrupted calls begin again.
         self.arrive_home()?;
         Ok(result)
@@ -287,7 +307,8 @@ impl Thread {
     /// The same by the first of two rows; untraced, it makes the second by itself.
     pub(crate) fn resign_in_a_row(&mut self, rows: (Row, Row)) -> Result<(), EngineError> {
         self.owed = Some(Owed::Row(rows.1));
-        self.run_to_end(rows.0, |_| Ok(())).map(drop)
+        self.set_out(rows.0)?;
+        self.reached_end(rows.0, |_| Ok(())).map(drop)
     }
 
     /// Makes what it owes.
@@ -302,12 +323,12 @@ impl Thread {
         }
     }
 
-    fn run_to_end(
+    /// Waits until one that has set out has made all calls of `row`.
+    fn reached_end(
         &mut self,
         row: Row,
         mut made: impl FnMut(pid_t) -> Result<(), EngineError>,
     ) -> Result<i64, EngineError> {
-        self.set_out(row)?;
         loop {
             match self.reached(row)? {
                 Reached::Made(pid) => {
@@ -384,6 +405,23 @@ impl Thread {
     pub(crate) fn suspend_filters(&mut self) -> Result<(), EngineError> {
         self.filtered = true;
         self.trace_clones()
+    }
+
+    /// Has its calls not be filtered while it is traced, for whatever it may have that the kernel
+    /// does not tell.
+    pub(crate) fn suspend_untold_filters(&self) -> Result<(), EngineError> {
+        let options = (STOPPING | sys::SUSPEND_FILTERS) as usize;
+        sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "suspend its filters")
+    }
+
+    /// Whether it has filters of system calls that this process can suspend.
+    pub(crate) fn is_filtered(&self) -> bool {
+        self.filtered
+    }
+
+    /// Where the kernel told its rseq area to be when it stopped; `None` where it did not tell.
+    pub(crate) fn rseq(&self) -> Option<Registration> {
+        self.rseq
     }
 
     /// Returns its filters of system calls, the oldest first.
@@ -514,6 +552,19 @@ impl Thread {
         self.ended = true;
         Ok(())
     }
+}
+
+/// Has each of `threads` make the calls of its row, side by side, and brings them home: what the
+/// code has left in r9 of each. All are waited for, whatever fails of one.
+pub(crate) fn run_all(threads: &mut [Thread], rows: &[Row]) -> Result<Vec<i64>, EngineError> {
+    let each = threads.iter_mut().zip(rows);
+    let set_out: Vec<_> = each.map(|(thread, row)| thread.set_out(*row)).collect();
+    let each = threads.iter_mut().zip(rows).zip(set_out);
+    let end = |((thread, row), set_out): ((&mut Thread, &Row), Result<(), EngineError>)| {
+        set_out.and_then(|()| thread.end_row(*row, |_| Ok(())))
+    };
+    let ends: Vec<Result<i64, EngineError>> = each.map(end).collect();
+    ends.into_iter().collect()
 }
 
 /// Brings those home who are away, side by side. What fails of one is found again when it is let

@@ -3,8 +3,9 @@
 mod support;
 
 use kedge_left_out::{left_out, needs_root};
-use kedge_process::{Begun, Options, Roots, checkpoint};
+use kedge_process::{Begun, Options, Patience, Roots, checkpoint};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use support::kernel::reaches_threads;
 use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, build, reap};
@@ -80,6 +81,45 @@ fn what_cannot_be_saved_is_named_and_the_job_goes_on() {
         running.child.wait().unwrap();
         reap();
     }
+}
+
+/// The status of each thread is looked at before the job is stopped, and not again.
+#[test]
+fn a_thread_that_becomes_strict_meanwhile_is_named_and_the_job_goes_on() {
+    let _alone = alone();
+    let folder = Folder::new("refused-later");
+    let program = build(&folder, "refused.c", &["-pthread", "-lrt"]);
+    let mut running = Running::start(Command::new(&program).arg("seccomp_strict_later"));
+    assert_eq!(running.lines(1), ["there"]);
+    let image = folder.path("image");
+    std::fs::create_dir(&image).unwrap();
+    let pid = running.child.id() as i32;
+    let roots = Roots::These(vec![pid]);
+    let mut begun = Begun::new(Options::new(image)).unwrap();
+    begun.survey(&roots).unwrap();
+    begun.watch(&roots).unwrap();
+    // SAFETY: the child is this test's own and not collected.
+    unsafe { libc::kill(pid, libc::SIGUSR1) };
+    let is_strict = |tid: String| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap();
+        status.contains("Seccomp:\t1")
+    };
+    let begin = Instant::now();
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    while !threads().any(|tid| is_strict(tid.file_name().into_string().unwrap())) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it does not become strict");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let stopped = begun.stop(&roots, Patience::new(Duration::from_secs(10)));
+    let captured = stopped.and_then(|stopped| begun.capture(stopped));
+    let error = captured.unwrap_err().to_string();
+    assert!(error.contains("strict mode"), "{error}");
+    assert_eq!(running.lines(50).iter().filter(|line| *line == "there").count(), 50);
+    // It is as it was: killed, had it made any other call.
+    assert!(threads().any(|tid| is_strict(tid.file_name().into_string().unwrap())));
+    running.child.kill().unwrap();
+    running.child.wait().unwrap();
+    reap();
 }
 
 /// The pages are none that the program could spare, so not even a pause may meet them.

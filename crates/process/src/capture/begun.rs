@@ -114,10 +114,10 @@ impl Begun {
         }
         let together = self.options.together.as_deref();
         together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
-        let since = Instant::now();
+        let begin = Instant::now();
         let stopped = stop::stop(roots, patience.servants(self.options.servants));
-        let job = stopped.inspect_err(|_| self.session.stall += since.elapsed())?;
-        Ok(Stopped { job, since })
+        let job = stopped.inspect_err(|_| self.session.stall += begin.elapsed())?;
+        Ok(Stopped { since: job.since, job })
     }
 
     /// Lets a job go on that is not captured: it is to be stopped again.

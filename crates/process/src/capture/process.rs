@@ -268,8 +268,8 @@ fn ask_live(
     let mut places = Places::among(process.pid, mappings);
     let rseq = rseq::of(main, ways, &mut places)?;
     let mut described = vec![describe_thread(main, told()?, answers, rseq)?];
-    for thread in &mut *others {
-        let answers = scratch.ask_thread(thread)?;
+    let answers = scratch.ask_threads(others)?;
+    for (thread, answers) in others.iter_mut().zip(answers) {
         let rseq = rseq::of(thread, ways, &mut places)?;
         described.push(describe_thread(thread, told()?, answers, rseq)?);
     }
@@ -343,10 +343,10 @@ fn describe_thread(
     rseq: Registration,
 ) -> Result<ThreadState, EngineError> {
     let tid = thread.pid();
-    let ToldThread { name, robust_list, nice, policy, io_priority, affinity } = told;
+    let ToldThread { robust_list, nice, policy, io_priority, affinity } = told;
     Ok(ThreadState {
         tid,
-        name,
+        name: answers.name,
         registers: sys::words(&begun_anew(thread)).to_vec(),
         // Calls leave them alone.
         extended: Hex(sys::extended(tid)?),

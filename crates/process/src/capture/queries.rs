@@ -8,11 +8,12 @@ use crate::inject::{self, Parasite, checked};
 use crate::maps::{self, Mapping};
 use crate::state::{Action, ProcessState, SIGNALS};
 use crate::sys;
-use crate::{EngineError, Thread};
+use crate::thread::run_all;
+use crate::{EngineError, Thread, filters};
 use libc::pid_t;
 
 /// Bytes of a process's memory that answers are put into for a moment.
-const ROOM: usize = 160;
+const ROOM: usize = 240;
 
 /// What is asked, and how many bytes the answer has.
 struct Asked {
@@ -34,12 +35,24 @@ const ALTERNATE_STACK: Asked =
     Asked { what: "read its alternate stack", call: libc::SYS_sigaltstack, number: 0, bytes: 24 };
 const TID_ADDRESS: Asked = prctl("read its tid address", 40);
 
+/// A thread's name has 16 bytes, with a zero at its end.
+const NAME: Asked = Asked { bytes: NAME_BYTES, ..prctl("read its name", libc::PR_GET_NAME) };
+const NAME_BYTES: usize = 16;
+/// Has no answer but 0 of a thread that filters no calls: another one counts as none.
+const UNFILTERED: Asked =
+    Asked { bytes: 0, ..prctl("read whether it filters its calls", libc::PR_GET_SECCOMP) };
+
 /// What every thread is asked.
-const OF_THREAD: [Asked; 2] = [ALTERNATE_STACK, TID_ADDRESS];
+const OF_THREAD: [Asked; 3] = [ALTERNATE_STACK, TID_ADDRESS, NAME];
+/// The same of one whose filters the kernel may not have told.
+const OF_UNTOLD: [Asked; 4] = [UNFILTERED, ALTERNATE_STACK, TID_ADDRESS, NAME];
+/// Bytes of the answers to either.
+const THREAD_ROOM: usize = 24 + 8 + NAME_BYTES;
 /// What the first thread is asked: the same, then what is its process's.
-const OF_LEADER: [Asked; 7] = [
+const OF_LEADER: [Asked; 8] = [
     ALTERNATE_STACK,
     TID_ADDRESS,
+    NAME,
     prctl("read its parent death signal", libc::PR_GET_PDEATHSIG),
     prctl("read whether it is a subreaper", libc::PR_GET_CHILD_SUBREAPER),
     timer(libc::ITIMER_REAL),
@@ -55,6 +68,7 @@ pub(super) struct ThreadAnswers {
     /// Address, flags and length.
     pub(super) alternate_stack: (u64, i32, u64),
     pub(super) clear_tid: u64,
+    pub(super) name: String,
 }
 
 /// What the first thread has told of its process.
@@ -110,8 +124,59 @@ impl Scratch<'_> {
         Ok(no_wait || word(&action, 0) == libc::SIG_IGN as u64)
     }
 
-    /// Asks a thread what only it can tell of itself. It is at home afterwards.
-    pub(super) fn ask_thread(&self, thread: &mut Thread) -> Result<ThreadAnswers, EngineError> {
+    /// Asks threads what only they can tell of themselves, as many at once as there is room for.
+    /// They are at home afterwards.
+    pub(super) fn ask_threads(
+        &self,
+        threads: &mut [Thread],
+    ) -> Result<Vec<ThreadAnswers>, EngineError> {
+        let mut all = Vec::with_capacity(threads.len());
+        match self.ways.at_once().min(ROOM / THREAD_ROOM) {
+            0 => {
+                for thread in threads {
+                    all.push(self.ask_alone(thread)?);
+                }
+            }
+            at_once => {
+                for some in threads.chunks_mut(at_once) {
+                    all.extend(self.ask_some(some)?);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Asks threads, for which there is room, with one stop each.
+    fn ask_some(&self, threads: &mut [Thread]) -> Result<Vec<ThreadAnswers>, EngineError> {
+        let mut room = [0; ROOM];
+        let room = &mut room[..threads.len() * THREAD_ROOM];
+        sys::write(self.pid, self.address, room)?;
+        let mut questions = Vec::with_capacity(threads.len());
+        for (thread, at) in threads.iter().zip((self.address..).step_by(THREAD_ROOM)) {
+            let is_untold = filters::may_be_strict(thread);
+            if is_untold {
+                thread.suspend_untold_filters()?;
+            }
+            questions.push(questions_at(at, if is_untold { &OF_UNTOLD } else { &OF_THREAD }));
+        }
+        let rows = self.ways.lead_all_asking(threads, &questions)?;
+        let ends = run_all(threads, &rows)?;
+        inject::read_exact(self.pid, self.address, room)?;
+        let mut all = Vec::with_capacity(threads.len());
+        for ((thread, end), answers) in threads.iter_mut().zip(ends).zip(room.chunks(THREAD_ROOM)) {
+            all.push(match end {
+                0 => thread_answers(&split(answers, &OF_THREAD)),
+                _ => self.ask_alone(thread)?,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Asks a thread by itself, whose answers are not those that were hoped for.
+    fn ask_alone(&self, thread: &mut Thread) -> Result<ThreadAnswers, EngineError> {
+        if filters::may_be_strict(thread) {
+            filters::refuse_thread(self.pid, thread)?;
+        }
         Ok(thread_answers(&self.ask(thread, &OF_THREAD)?))
     }
 
@@ -127,9 +192,9 @@ impl Scratch<'_> {
             (time(0), time(16))
         };
         let process = ProcessAnswers {
-            parent_death_signal: word(&answers[2], 0) as i32,
-            subreaper: word(&answers[3], 0) as i32 != 0,
-            timers: answers[4..].iter().map(timer).collect(),
+            parent_death_signal: word(&answers[3], 0) as i32,
+            subreaper: word(&answers[4], 0) as i32 != 0,
+            timers: answers[5..].iter().map(timer).collect(),
         };
         Ok((thread_answers(&answers), process))
     }
@@ -161,24 +226,11 @@ impl Scratch<'_> {
             self.ask_one_by_one(thread, asked)?;
         }
         inject::read_exact(self.pid, self.address, &mut room[..bytes])?;
-        let mut rest = &room[..];
-        let answer = |asked: &Asked| {
-            let (answer, after) = rest.split_at(asked.bytes);
-            rest = after;
-            answer.to_vec()
-        };
-        Ok(asked.iter().map(answer).collect())
+        Ok(split(&room[..bytes], asked))
     }
 
-    /// The address of each answer.
     fn questions(&self, asked: &[Asked]) -> Vec<Question> {
-        let mut answer = self.address;
-        let question = |asked: &Asked| {
-            let question = Question { call: asked.call, number: asked.number, answer };
-            answer += asked.bytes as u64;
-            question
-        };
-        asked.iter().map(question).collect()
+        questions_at(self.address, asked)
     }
 
     /// Asks with one stop. `false` if the process cannot make calls in a row, or had no answer.
@@ -203,11 +255,34 @@ impl Scratch<'_> {
     }
 }
 
+/// The same with the address of each answer, of which the first lies at `answer`.
+fn questions_at(mut answer: u64, asked: &[Asked]) -> Vec<Question> {
+    let question = |asked: &Asked| {
+        let question = Question { call: asked.call, number: asked.number, answer };
+        answer += asked.bytes as u64;
+        question
+    };
+    asked.iter().map(question).collect()
+}
+
+/// The bytes of each answer.
+fn split(mut answers: &[u8], asked: &[Asked]) -> Vec<Vec<u8>> {
+    let answer = |asked: &Asked| {
+        let (answer, after) = answers.split_at(asked.bytes);
+        answers = after;
+        answer.to_vec()
+    };
+    asked.iter().map(answer).collect()
+}
+
 fn thread_answers(answers: &[Vec<u8>]) -> ThreadAnswers {
-    let stack = &answers[0];
+    let (stack, name) = (&answers[0], &answers[2]);
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     ThreadAnswers {
         alternate_stack: (word(stack, 0), word(stack, 8) as i32, word(stack, 16)),
         clear_tid: word(&answers[1], 0),
+        // Names may hold anything.
+        name: String::from_utf8_lossy(name).into_owned(),
     }
 }
 

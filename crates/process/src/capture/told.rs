@@ -51,7 +51,6 @@ pub(super) struct Told {
 
 /// What everybody may ask of a stopped thread.
 pub(super) struct ToldThread {
-    pub(super) name: String,
     pub(super) robust_list: (u64, u64),
     pub(super) nice: i32,
     pub(super) policy: (i32, i32),
@@ -77,7 +76,6 @@ impl ToldThread {
 
     fn of(tid: pid_t) -> Result<ToldThread, EngineError> {
         Ok(ToldThread {
-            name: proc::name(tid),
             robust_list: sys::robust_list(tid)?,
             nice: sys::nice(tid)?,
             policy: sys::policy(tid)?,

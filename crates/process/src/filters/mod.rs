@@ -14,6 +14,7 @@
 pub(crate) mod program;
 
 use crate::follow::Parent;
+use crate::stop::StoppedProcess;
 use crate::{EngineError, Thread, proc, several, sys, translate};
 use libc::{c_long, pid_t};
 use program::Filter;
@@ -34,11 +35,43 @@ pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), Engine
     let threads = pids.iter().zip(threads);
     let all: Vec<(pid_t, pid_t)> =
         threads.flat_map(|(pid, tids)| tids.into_iter().map(|tid| (*pid, tid))).collect();
-    several::try_each(&all, |(pid, tid)| match own.objection(&filters_of(*tid)) {
-        Some(what) => Err(EngineError::unsupported(*pid, format!("its thread {tid} {what}"))),
-        None => Ok(()),
-    })?;
-    Ok(())
+    several::try_each(&all, |(pid, tid)| own.refuse(*pid, *tid)).map(drop)
+}
+
+/// Refuses the stopped `processes` as [`refuse`] does, before calls are made in them.
+///
+/// The status of thousands of threads takes long to read. Where the kernel tells this process of
+/// filters, it is read of those that have some, and of those that answer for their processes. The
+/// others can only be in strict mode, of which it does not tell: see [`may_be_strict`].
+///
+/// # Errors
+///
+/// [`EngineError::Unsupported`], which names the first such thread.
+pub(crate) fn refuse_stopped(processes: &[StoppedProcess]) -> Result<(), EngineError> {
+    let own = OWN.get_or_init(own_filters);
+    let of = |process: &StoppedProcess| {
+        let others = process.others.iter().filter(|thread| !may_be_strict(thread));
+        let tids = others.map(Thread::pid).chain([process.main.pid()]);
+        tids.map(|tid| (process.pid, tid)).collect::<Vec<_>>()
+    };
+    let all = processes.iter().flat_map(of).collect::<Vec<_>>();
+    several::try_each(&all, |(pid, tid)| own.refuse(*pid, *tid)).map(drop)
+}
+
+/// Whether [`refuse_stopped`] did not look at `thread`, where it does not answer for its process:
+/// before it makes a call, its filters are to be suspended ([`Thread::suspend_untold_filters`]) or
+/// looked at ([`refuse_thread`]).
+pub(crate) fn may_be_strict(thread: &Thread) -> bool {
+    are_saved() && !thread.is_filtered()
+}
+
+/// Refuses `thread` of the process `pid` as [`refuse`] does.
+///
+/// # Errors
+///
+/// [`EngineError::Unsupported`].
+pub(crate) fn refuse_thread(pid: pid_t, thread: &Thread) -> Result<(), EngineError> {
+    OWN.get_or_init(own_filters).refuse(pid, thread.pid())
 }
 
 /// Most filters of a thread that are saved. Programs have a handful.
@@ -111,6 +144,13 @@ pub(crate) fn are_inherited() -> bool {
 }
 
 impl Own {
+    fn refuse(&self, pid: pid_t, tid: pid_t) -> Result<(), EngineError> {
+        match self.objection(&filters_of(tid)) {
+            Some(what) => Err(EngineError::unsupported(pid, format!("its thread {tid} {what}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Why a thread with `filters` cannot be saved; None where it can.
     fn objection(&self, filters: &Filters) -> Option<&'static str> {
         // The one that translates addresses lets every other call be.

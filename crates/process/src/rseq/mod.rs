@@ -9,7 +9,7 @@ mod places;
 mod sequence;
 
 pub(crate) use places::Places;
-pub(crate) use sequence::abort_of;
+pub(crate) use sequence::look;
 
 use crate::home::{self, Ways};
 use crate::proc::{self, Status};
@@ -58,7 +58,9 @@ pub(crate) fn of(
     ways: &Ways,
     places: &mut Places,
 ) -> Result<Registration, EngineError> {
-    match told(thread.pid())? {
+    // It cannot have registered another one since it stopped.
+    let told = thread.rseq().map_or_else(|| told(thread.pid()), |told| Ok(Some(told)));
+    match told? {
         Some(registration) => Ok(registration),
         None => places.ask(thread, ways),
     }
@@ -74,7 +76,7 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// tell; on others none does. What does not stop at once, or ends, is left for when the job is
 /// stopped.
 pub(crate) fn refuse_untold(pid: pid_t) -> Result<(), EngineError> {
-    if tells() { Ok(()) } else { look(pid) }
+    if tells() { Ok(()) } else { have_sought(pid) }
 }
 
 /// Whether this kernel's version is one that tells. One that tells although it is older is found
@@ -84,7 +86,7 @@ fn tells() -> bool {
 }
 
 /// Has each thread of `pid` seek its area.
-fn look(pid: pid_t) -> Result<(), EngineError> {
+fn have_sought(pid: pid_t) -> Result<(), EngineError> {
     // Calls are made in it only where that harms nobody.
     filters::refuse([pid])?;
     let mut room = None;

@@ -1,6 +1,6 @@
 //! Where a thread goes on that was stopped inside of a restartable sequence.
 
-use super::{AREA, SIGNATURE, places, told};
+use super::{AREA, Registration, SIGNATURE, places, told};
 use crate::inject::read_exact;
 use crate::maps;
 use crate::sys::{self, Registers};
@@ -16,21 +16,26 @@ const KNOWN_FLAGS: u32 = 7;
 /// Most processors that a kernel can have.
 const MAX_PROCESSORS: u32 = 8192;
 
-/// Returns where a stopped thread goes on that is inside of a restartable sequence: by its abort
-/// handler, as after any interruption. The kernel forgets the sequence at the first call that the
-/// thread is made to do elsewhere, so this is asked before. `None` outside of any.
+/// Returns what the kernel tells of a stopped thread's area, and where it goes on if it is inside
+/// of a restartable sequence: by its abort handler, as after any interruption. The kernel forgets
+/// the sequence at the first call that the thread is made to do elsewhere, so this is asked before.
 ///
 /// `registers` are those with which it has stopped.
-pub(crate) fn abort_of(pid: pid_t, registers: &Registers) -> Option<u64> {
-    match told(pid).ok()? {
-        Some(registration) if registration.address == 0 => None,
-        Some(registration) => {
-            let mut at = [0; 8];
-            read_exact(pid, registration.address.checked_add(SEQUENCE as u64)?, &mut at).ok()?;
-            Sequence::at(pid, u64::from_le_bytes(at))?.abort_from(registers.rip)
-        }
-        None => untold(pid, registers),
+pub(crate) fn look(pid: pid_t, registers: &Registers) -> (Option<Registration>, Option<u64>) {
+    match told(pid) {
+        Ok(Some(registration)) => (Some(registration), abort_of(pid, registration, registers)),
+        Ok(None) => (None, untold(pid, registers)),
+        Err(_) => (None, None),
     }
+}
+
+fn abort_of(pid: pid_t, area: Registration, registers: &Registers) -> Option<u64> {
+    if area.address == 0 {
+        return None;
+    }
+    let mut at = [0; 8];
+    read_exact(pid, area.address.checked_add(SEQUENCE as u64)?, &mut at).ok()?;
+    Sequence::at(pid, u64::from_le_bytes(at))?.abort_from(registers.rip)
 }
 
 /// The same where the kernel does not tell the area: it is where a pointer to a sequence lies that

@@ -138,7 +138,7 @@ fn an_area_that_is_not_found_is_refused_by_name() {
 fn a_running_program_is_looked_at() {
     for (place, good) in [("library", true), ("static", true), ("far", false)] {
         let program = Program::start("registrations.c", place, 2);
-        let looked = look(program.pid());
+        let looked = have_sought(program.pid());
         assert_eq!(looked.is_ok(), good, "{place}: {looked:?}");
         for (tid, _) in &program.said {
             let status = Status::of(*tid).unwrap();
@@ -162,7 +162,7 @@ fn the_sequence_of_an_untold_area_is_found() {
         let registers = sys::registers(pid).unwrap();
         let abort = sequence::untold(pid, &registers);
         if told(pid).unwrap().is_some() {
-            assert_eq!(abort, abort_of(pid, &registers));
+            assert_eq!(abort, sequence::look(pid, &registers).1);
             told_too += 1;
         }
         inside += usize::from(abort.is_some());

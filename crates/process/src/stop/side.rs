@@ -3,7 +3,7 @@
 use super::{Patience, STOPPING, StoppedProcess, standing, tracer};
 use crate::proc::{self, Field, Stat};
 use crate::thread::Interrupted;
-use crate::{EngineError, Thread, reap, sys};
+use crate::{EngineError, Thread, reap, several, sys};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,6 +19,7 @@ const TRIES: usize = 100;
 pub(super) fn stop_processes(
     pids: Vec<pid_t>,
     patience: &mut Patience<'_>,
+    listed: &Listed,
 ) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
     let watch = Watch::default();
     thread::scope(|scope| {
@@ -26,18 +27,19 @@ pub(super) fn stop_processes(
         let _ended = Ended(&watch);
         // Without it all goes well but for programs that exec() meanwhile.
         let _ = thread::Builder::new().spawn_scoped(scope, || watch.keep());
-        stop_watched(pids, patience, &watch)
+        stop_watched(pids, patience, listed, &watch)
     })
 }
 
 fn stop_watched(
     pids: Vec<pid_t>,
     patience: &mut Patience<'_>,
+    listed: &Listed,
     watch: &Watch,
 ) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
     let last = patience.servants;
     let mut all: Vec<(Stopping<'_>, Result<(), EngineError>)> =
-        pids.into_iter().map(|pid| (Stopping::new(pid, last, watch), Ok(()))).collect();
+        pids.into_iter().map(|pid| (Stopping::new(pid, last, listed, watch), Ok(()))).collect();
     let mut each = |step: &mut dyn FnMut(&mut Stopping<'_>) -> Result<(), EngineError>| {
         for (one, result) in all.iter_mut().filter(|(_, result)| result.is_ok()) {
             watch.turn_to(one);
@@ -55,6 +57,31 @@ fn stop_watched(
     all.into_iter().map(|(one, result)| (one.pid, result.and_then(|()| one.stopped()))).collect()
 }
 
+/// Threads that were known to be the programs' own just before the first of them was asked to stop,
+/// so that nobody stands still while the names of thousands are read. None of their ids is another
+/// thread's soon: the kernel gives all other ids first.
+pub(super) struct Listed(BTreeSet<pid_t>);
+
+impl Listed {
+    /// Those of the processes `pids`.
+    pub(super) fn of(pids: &[pid_t]) -> Listed {
+        let threads = several::each(pids, |pid| proc::threads(*pid));
+        let threads = pids.iter().zip(threads);
+        let others = |(pid, tids): (&pid_t, Vec<pid_t>)| {
+            let pid = *pid;
+            tids.into_iter().filter(move |tid| *tid != pid).map(move |tid| (pid, tid))
+        };
+        let all: Vec<(pid_t, pid_t)> = threads.flat_map(others).collect();
+        let is_own = several::each(&all, |(pid, tid)| !proc::works_for_the_kernel(*pid, *tid));
+        let own = all.iter().zip(is_own).filter(|(_, is_own)| *is_own);
+        Listed(own.map(|((_, tid), _)| *tid).collect())
+    }
+
+    fn works_for_the_kernel(&self, pid: pid_t, tid: pid_t) -> bool {
+        !self.0.contains(&tid) && proc::works_for_the_kernel(pid, tid)
+    }
+}
+
 /// A process some of whose threads are stopped.
 struct Stopping<'a> {
     pid: pid_t,
@@ -66,13 +93,20 @@ struct Stopping<'a> {
     leader: Option<Thread>,
     /// Threads of this name are not asked yet.
     last: Option<&'static str>,
+    listed: &'a Listed,
     watch: &'a Watch,
 }
 
 impl Stopping<'_> {
-    fn new<'a>(pid: pid_t, last: Option<&'static str>, watch: &'a Watch) -> Stopping<'a> {
+    fn new<'a>(
+        pid: pid_t,
+        last: Option<&'static str>,
+        listed: &'a Listed,
+        watch: &'a Watch,
+    ) -> Stopping<'a> {
         let (others, asked, gone) = Default::default();
-        Stopping { pid, others, asked, gone, asked_leader: None, leader: None, last, watch }
+        let (asked_leader, leader) = (None, None);
+        Stopping { pid, others, asked, gone, asked_leader, leader, last, listed, watch }
     }
 
     /// Asks the threads that it has now. Those that an exec() has ended are no more.
@@ -85,7 +119,7 @@ impl Stopping<'_> {
             let later = || self.last.is_some_and(|last| proc::name(tid) == last);
             if known
                 || self.gone.contains(&tid)
-                || proc::works_for_the_kernel(self.pid, tid)
+                || self.listed.works_for_the_kernel(self.pid, tid)
                 || later()
             {
                 continue;

@@ -28,7 +28,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uffd::Watch;
 pub(crate) use uffd::taken;
 
@@ -400,16 +400,16 @@ impl State {
         if late.is_empty() {
             return Ok(());
         }
-        let begin = Instant::now();
         let mut stopped =
             stop::stop(roots, Patience::new(options.patience).servants(options.servants))?;
+        let since = stopped.since;
         for process in stopped.processes.iter_mut().filter(|process| late.contains(&process.pid)) {
             if let Err(error) = self.watch_stopped(process, &mut session.shared) {
                 session.notes.push(format!("written as a whole: {error}"));
             }
         }
         drop(stopped);
-        session.stall = begin.elapsed();
+        session.stall = since.elapsed();
         Ok(())
     }
 
