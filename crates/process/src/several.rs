@@ -3,6 +3,7 @@
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// Things that a thread takes at a time.
@@ -30,6 +31,21 @@ pub(crate) fn try_each<T: Sync, R: Send, E: Send>(
     work: impl Fn(&T) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, E> {
     each(things, work).into_iter().collect()
+}
+
+/// The same of things that the work changes.
+///
+/// # Errors
+///
+/// That of the first of `things` that has one.
+pub(crate) fn try_each_mut<T: Send, E: Send>(
+    things: &mut [T],
+    work: impl Fn(&mut T) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    // Each is locked once, and nobody waits.
+    let things: Vec<Mutex<&mut T>> = things.iter_mut().map(Mutex::new).collect();
+    try_each(&things, |thing| work(&mut thing.lock().unwrap_or_else(PoisonError::into_inner)))
+        .map(drop)
 }
 
 fn processors() -> usize {
@@ -95,5 +111,12 @@ mod tests {
         let odd = |thing: &usize| if *thing % 100 == 77 { Err(*thing) } else { Ok(()) };
         assert_eq!(try_each(&things, odd), Err(77));
         assert_eq!(try_each(&things, |thing| Ok::<_, ()>(*thing)).unwrap(), things);
+        let mut changed = things.clone();
+        let twice = |thing: &mut usize| {
+            *thing *= 2;
+            odd(&(*thing / 2))
+        };
+        assert_eq!(try_each_mut(&mut changed, twice), Err(77));
+        assert!(changed.iter().zip(things).all(|(twice, once)| *twice == 2 * once));
     }
 }

@@ -157,7 +157,7 @@ impl Begun {
             lookup: process::Lookup::default(),
             ids: &ids,
         };
-        let told = told(&stopped, &mappings, &common)?;
+        let told = told(&stopped, &mappings, &common, &objects)?;
         let (mut looked, mut resigned) = (Vec::new(), Vec::new());
         for ((process, told), mappings) in stopped.processes.iter_mut().zip(told).zip(mappings) {
             let (objects, session) = (&mut objects, &mut session);
@@ -220,12 +220,13 @@ fn told(
     stopped: &StoppedJob,
     mappings: &[Vec<Mapping>],
     common: &process::Common<'_>,
+    objects: &objects::Objects,
 ) -> Result<Vec<Told>, EngineError> {
     let here = refuse::Here::now()?;
     let each = answering(stopped).into_iter().zip(common.ids).zip(mappings);
     let each: Vec<((pid_t, &Ids), &Vec<Mapping>)> = each.collect();
     let mut told = several::try_each(&each, |((pid, ids), mappings)| {
-        Told::of(*pid, **ids, mappings, common, &here)
+        Told::of(*pid, **ids, mappings, (common, objects), &here)
     })?;
     ToldThread::add(stopped, &mut told)?;
     Ok(told)

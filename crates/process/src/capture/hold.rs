@@ -5,6 +5,8 @@ use super::{Held, Memory};
 use crate::EngineError;
 use crate::freeze::{self, Cloning, FrozenClone};
 use crate::home::Ways;
+use crate::proc::Status;
+use crate::several;
 use crate::stop::StoppedProcess;
 use libc::pid_t;
 use std::rc::Rc;
@@ -47,11 +49,16 @@ pub(super) fn hold(
             (Holding::Clone(changes), Some(clone)) => Memory::Clone(clone, changes),
             (Holding::Clone(_), None) => return Err(EngineError::Nonsense("a clone is missing")),
         };
-        let mut held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
-        held.store_not_inherited(at, &status, common.options)?;
-        Ok(held)
+        let held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
+        Ok((held, at, status))
     });
-    held.collect()
+    let mut held = held.collect::<Result<Vec<(Held, pid_t, Status)>, EngineError>>()?;
+    several::try_each_mut(&mut held, |(held, at, status)| {
+        held.store_not_inherited(*at, status, common.options)
+    })?;
+    let held: Vec<Held> = held.into_iter().map(|(held, ..)| held).collect();
+    held.iter().try_for_each(Held::let_go_of_huge)?;
+    Ok(held)
 }
 
 /// How many processes are cloned side by side: each has one more while its clone is made.

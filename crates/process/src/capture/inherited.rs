@@ -23,7 +23,7 @@ const WIPED: &str = "wf";
 impl Held {
     /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and the
     /// huge pages that it is not to have, and notes those mappings. `at` is the thread that answers
-    /// for the process.
+    /// for the process. Nothing is asked as their tracer.
     pub(super) fn store_not_inherited(
         &mut self,
         at: pid_t,
@@ -65,8 +65,6 @@ impl Held {
             self.written.push(mapping.start);
             memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
         }
-        let huge: Vec<&Mapping> = self.mappings.iter().filter(|m| huge::is_private(m)).collect();
-        let_go(clone, &huge)?;
         if chunks.is_empty() {
             return Ok(());
         }
@@ -85,6 +83,13 @@ impl Held {
         drop(packer);
         self.writer = Some(writer);
         Ok(())
+    }
+
+    /// Has the clone let go of huge pages, which are stored already.
+    pub(super) fn let_go_of_huge(&self) -> Result<(), EngineError> {
+        let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
+        let huge: Vec<&Mapping> = self.mappings.iter().filter(|m| huge::is_private(m)).collect();
+        let_go(clone, &huge)
     }
 }
 

@@ -12,6 +12,7 @@ mod guards;
 mod hold;
 mod inherited;
 mod lookup;
+mod mapped;
 mod memory;
 mod names;
 mod objects;

@@ -69,11 +69,9 @@ impl Objects {
         (named && self.ipc.segments.contains(&id)).then_some(id)
     }
 
-    /// Notes the code of a vDSO: its checksum.
-    pub(super) fn note_vdso(&mut self, code: Vec<u8>) -> u64 {
-        let checksum = kedge_image::checksum(&code);
-        self.vdsos.insert(checksum, code);
-        checksum
+    /// Notes the code of a vDSO, which has that checksum.
+    pub(super) fn note_vdso(&mut self, checksum: u64, code: Vec<u8>) {
+        self.vdsos.entry(checksum).or_insert(code);
     }
 
     pub(super) fn vdsos(&self) -> Vec<Hex> {

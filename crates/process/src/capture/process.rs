@@ -3,18 +3,15 @@
 use super::aio as contexts;
 use super::changes::{self, Changes};
 use super::flags::Flags;
-use super::lookup::Files;
 pub(super) use super::lookup::Lookup;
 use super::memory::Unmapped;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
 use super::told::{Told, ToldThread};
 use super::{Ahead, Options, guards, undo};
-use crate::aio;
 use crate::filters::program::Filter;
 use crate::freeze::beside;
 use crate::home::{self, Ways};
-use crate::huge;
 use crate::maps::Mapping;
 use crate::plugins;
 use crate::proc::{self, Status};
@@ -24,7 +21,6 @@ use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
 use crate::track::{Session, Shared, Tracker};
-use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
 use libc::pid_t;
 use std::collections::HashMap;
@@ -76,10 +72,10 @@ pub(super) fn look(
 ) -> Result<Looked, EngineError> {
     let pid = process.main.pid();
     let mut mappings = told.mappings(mappings);
-    let Told { status, vdso, mut state, threads, .. } = told;
+    let Told { status, mapped, vdso, mut state, threads, .. } = told;
     add_signals(process, &mut state)?;
     (state.files, state.mappings) =
-        describe_mappings(process.pid, &mappings, common, objects, &mut session.shared, &vdso)?;
+        mapped.numbered(process.pid, &mappings, objects, &mut session.shared);
     for (mapping, saved) in mappings.iter_mut().zip(&state.mappings) {
         mapping.comes_back = matches!(saved.backing, Backing::Description(_));
     }
@@ -155,91 +151,6 @@ fn add_signals(process: &StoppedProcess, state: &mut ProcessState) -> Result<(),
 
 fn hex(signals: Vec<sys::SigInfo>) -> Vec<Hex> {
     signals.into_iter().map(|signal| Hex(signal.to_vec())).collect()
-}
-
-fn describe_mappings(
-    pid: pid_t,
-    mappings: &[Mapping],
-    common: &Common<'_>,
-    objects: &mut Objects,
-    shared: &mut Shared,
-    vdso: &Vdso,
-) -> Result<(Vec<MappedFile>, Vec<Saved>), EngineError> {
-    let mut files = Files::new(&common.lookup);
-    let mut saved = Vec::with_capacity(mappings.len());
-    for mapping in mappings {
-        saved.push(Saved {
-            start: mapping.start,
-            end: mapping.end,
-            protection: mapping.protection,
-            shared: mapping.shared,
-            offset: mapping.offset,
-            // Segments first: a memfd may have a segment's id for its inode.
-            backing: match (objects.segment(mapping), held(mapping, common.descriptors)) {
-                (Some(id), _) => Backing::Segment(id),
-                (None, Some(description)) => Backing::Description(description),
-                (None, None) => backing(pid, mapping, &mut files, objects, shared, vdso)?,
-            },
-            flags: mapping.flags.clone(),
-            name: mapping.given_name().map(str::to_owned),
-            huge: huge::pages_of(mapping).unwrap_or(0),
-        });
-    }
-    Ok((files.list, saved))
-}
-
-/// The open file description that a mapping is a mapping of: one of shared memory, or of a file
-/// without a name. One that the process has closed is another matter.
-fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
-    let (major, minor) = mapping.device.split_once(':')?;
-    let number = |text| u32::from_str_radix(text, 16).ok();
-    let device = libc::makedev(number(major)?, number(minor)?);
-    let shared = mapping.shared && mapping.inode != 0 && mapping.path() != Some("/dev/zero");
-    let kind = shared || mapping.deleted();
-    kind.then(|| descriptors.description_of(device, mapping.inode))?
-}
-
-fn backing<'a>(
-    pid: pid_t,
-    mapping: &'a Mapping,
-    files: &mut Files<'a>,
-    objects: &mut Objects,
-    shared: &mut Shared,
-    vdso: &Vdso,
-) -> Result<Backing, EngineError> {
-    let unsupported = |what: &str| {
-        let name = &mapping.name;
-        Err(EngineError::unsupported(pid, format!("it maps {name}, {what}")))
-    };
-    let name = mapping.name.as_str();
-    if KERNEL_MAPPINGS.contains(&name) {
-        let is_vdso = name == "[vdso]";
-        let checksum = if is_vdso { objects.note_vdso(vdso.clean()) } else { 0 };
-        return Ok(Backing::Kernel { name: name.into(), checksum });
-    }
-    if mapping.inode == 0 {
-        let plain =
-            name.is_empty() || ["[heap]", "[stack]"].contains(&name) || name.starts_with("[anon:");
-        return match (plain, mapping.shared) {
-            (true, false) => Ok(Backing::Anonymous),
-            _ => unsupported("which kedge cannot save yet"),
-        };
-    }
-    if name.starts_with("anon_inode:") || name.starts_with("/SYSV") {
-        return unsupported("which kedge cannot save yet");
-    }
-    if aio::is_ring(mapping) {
-        return Ok(Backing::Aio);
-    }
-    if files.is_device(mapping) {
-        return unsupported("a device, whose memory cannot be saved");
-    }
-    match (files.index(mapping), mapping.shared, mapping.deleted()) {
-        (Some(index), _, _) => Ok(Backing::File(index)),
-        (None, false, true) => Ok(Backing::Anonymous),
-        (None, true, true) => Ok(Backing::Object(objects.note(pid, mapping, shared))),
-        (None, _, false) => unsupported("but another file has that name now: put the old one back"),
-    }
 }
 
 /// What is asked of the live threads.

@@ -1,6 +1,8 @@
 //! What /proc tells of one stopped process. None of it is asked as its tracer, so that it is read
 //! of several processes at once.
 
+use super::mapped::{By, Mapped};
+use super::objects::Objects;
 use super::process::Common;
 use super::refuse::{self, Here};
 use crate::attributes::Attributes;
@@ -42,6 +44,8 @@ pub(super) struct Told {
     pub(super) status: Status,
     /// Its mappings with their flags, where those are needed.
     flagged: Option<Vec<Mapping>>,
+    /// The same as they are saved.
+    pub(super) mapped: Mapped,
     pub(super) vdso: Vdso,
     /// Without what only its tracer sees.
     pub(super) state: ProcessState,
@@ -97,23 +101,31 @@ impl Told {
         pid: pid_t,
         ids: Ids,
         mappings: &[Mapping],
-        common: &Common<'_>,
+        (common, objects): (&Common<'_>, &Objects),
         here: &Here,
     ) -> Result<Told, EngineError> {
         let status = Status::of(pid)?;
         refuse::process(pid, here)?;
         let flagged = flagged(pid, &status, mappings)?;
         let vdso = Vdso::among(pid, mappings)?;
+        let own = flagged.as_deref().unwrap_or(mappings).iter().filter(|m| is_own(m));
+        let (lookup, descriptors) = (&common.lookup, common.descriptors);
+        let mapped = Mapped::of(pid, own, &vdso, By { lookup, descriptors, objects })?;
         let state = describe(pid, ids, &status, common)?;
-        Ok(Told { status, flagged, vdso, state, threads: Vec::new() })
+        Ok(Told { status, flagged, mapped, vdso, state, threads: Vec::new() })
     }
 
     /// The mappings that are the program's, of all `mappings`.
     pub(super) fn mappings(&mut self, mappings: Vec<Mapping>) -> Vec<Mapping> {
         let mut mappings = self.flagged.take().unwrap_or(mappings);
-        mappings.retain(|mapping| mapping.start < maps::TOP);
+        mappings.retain(is_own);
         mappings
     }
+}
+
+/// Whether a mapping is the program's, and not the kernel's (vsyscall).
+fn is_own(mapping: &Mapping) -> bool {
+    mapping.start < maps::TOP
 }
 
 /// Locked pages are not inherited as locked, and huge ones not at all, so that flags are read, too,
