@@ -2,12 +2,14 @@
 //! their orphans.
 
 use super::files::Inherited;
-use super::process::Rebuilding;
+use super::kernel::Detour;
+use super::process::{Filled, Rebuilding, Writing};
 use super::standby::Standby;
 use super::tree::{Made, Tree};
 use super::{Plan, lazy, memory, standby, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
+use crate::state::ProcessState;
 use crate::thread::come_home;
 use crate::{EngineError, Thread, reap, translate};
 use libc::pid_t;
@@ -17,8 +19,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::thread;
+use std::sync::mpsc;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// So many processes get their memory and state side by side: they make calls while others are
@@ -172,27 +176,7 @@ fn rebuild(
         Some(standby) => standby.finish(plan)?,
     };
     let mut made = tree.take();
-    let mut detours = Vec::new();
-    for (states, made) in plan.processes.chunks(TOGETHER).zip(made.chunks_mut(TOGETHER)) {
-        let rebuilding = states.iter().map(|s| Rebuilding::of(plan, s, tree.area, &inherited));
-        let rebuilding: Vec<Rebuilding<'_>> = rebuilding.collect();
-        let mut filling = Vec::new();
-        for ((one, state), made) in rebuilding.iter().zip(states).zip(made.iter_mut()) {
-            let pid = state.ids.pid;
-            filling.push(match tree.filled.remove(&pid) {
-                Some(filled) => Ok(filled),
-                None => Err(one.begin_filling(made, &tree.kept(pid))?),
-            });
-        }
-        let mut finishing = Vec::new();
-        for ((one, filling), made) in rebuilding.iter().zip(filling).zip(made.iter_mut()) {
-            let filled = filling.or_else(|filling| one.end_filling(made, filling))?;
-            finishing.push(one.begin_finishing(made, filled)?);
-        }
-        for ((one, finishing), made) in rebuilding.iter().zip(finishing).zip(made) {
-            detours.push(one.end_finishing(made, finishing)?);
-        }
-    }
+    let detours = give_memory(plan, &mut tree, &inherited, &mut made)?;
     let notes = inherited.take_notes();
     let mut descriptors = inherited.descriptors;
     descriptors.notes.extend(notes);
@@ -219,6 +203,120 @@ fn rebuild(
         }
     }
     Ok((threads, descriptors, listeners))
+}
+
+/// Gives the processes that were `made` their memory and all else but their threads: where threads
+/// are to go on, by process.
+fn give_memory(
+    plan: &Plan,
+    tree: &mut Tree,
+    inherited: &Inherited,
+    made: &mut [Made],
+) -> Result<Vec<Option<Detour>>, EngineError> {
+    thread::scope(|scope| {
+        let (mut detours, mut before) = (Vec::new(), None);
+        for (states, made) in plan.processes.chunks(TOGETHER).zip(made.chunks_mut(TOGETHER)) {
+            let filling = Group::begin(plan, tree, (states, made), inherited, scope)?;
+            // Their memory is written while these map theirs.
+            if let Some(group) = before.replace(filling) {
+                Group::finish(group, &mut detours)?;
+            }
+        }
+        before.map_or(Ok(()), |last| Group::finish(last, &mut detours))?;
+        Ok(detours)
+    })
+}
+
+/// Processes that get their memory side by side.
+struct Group<'scope, 'a, 'm> {
+    rebuilding: Vec<Rebuilding<'a>>,
+    made: &'m mut [Made],
+    /// Those that had it already, by their indices; the others in order.
+    filled: BTreeMap<usize, Filled>,
+    written: Written<'scope>,
+}
+
+impl<'scope, 'a: 'scope, 'm> Group<'scope, 'a, 'm> {
+    /// Has them map their memory, and begins to write it.
+    fn begin(
+        plan: &'a Plan,
+        tree: &mut Tree,
+        (states, made): (&'a [ProcessState], &'m mut [Made]),
+        inherited: &'a Inherited,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> Result<Group<'scope, 'a, 'm>, EngineError> {
+        let rebuilding = states.iter().map(|s| Rebuilding::of(plan, s, tree.area, inherited));
+        let rebuilding: Vec<Rebuilding<'a>> = rebuilding.collect();
+        let (mut filled, mut filling) = (BTreeMap::new(), Vec::new());
+        for (index, (one, made)) in rebuilding.iter().zip(made.iter_mut()).enumerate() {
+            let pid = states[index].ids.pid;
+            match tree.filled.remove(&pid) {
+                Some(already) => drop(filled.insert(index, already)),
+                None => filling.push((index, one.begin_filling(made, &tree.kept(pid))?)),
+            }
+        }
+        let mut writing = Vec::new();
+        for (index, filling) in filling {
+            writing.push(rebuilding[index].end_mapping(&mut made[index], filling)?);
+        }
+        let written = Written::begin(writing, scope);
+        Ok(Group { rebuilding, made, filled, written })
+    }
+
+    /// Gives them the rest, when their memory is there.
+    fn finish(self, detours: &mut Vec<Option<Detour>>) -> Result<(), EngineError> {
+        let Group { rebuilding, made, mut filled, written } = self;
+        let mut written = written.end().into_iter();
+        let mut finishing = Vec::new();
+        for (index, (one, made)) in rebuilding.iter().zip(made.iter_mut()).enumerate() {
+            let filled = match filled.remove(&index) {
+                Some(already) => already,
+                None => written.next().ok_or(EngineError::Nonsense("memory of no process"))??,
+            };
+            finishing.push(one.begin_finishing(made, filled)?);
+        }
+        for ((one, finishing), made) in rebuilding.iter().zip(finishing).zip(made) {
+            detours.push(one.end_finishing(made, finishing)?);
+        }
+        Ok(())
+    }
+}
+
+type Results = Vec<Result<Filled, EngineError>>;
+
+/// Memory that is being written beside the thread that traces.
+enum Written<'scope> {
+    ByAnother(ScopedJoinHandle<'scope, Results>),
+    Already(Results),
+}
+
+impl<'scope> Written<'scope> {
+    fn begin<'a: 'scope>(
+        writing: Vec<Writing<'a>>,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> Written<'scope> {
+        let (gives, takes) = mpsc::channel();
+        let write = |writing: Vec<Writing<'_>>| writing.into_iter().map(Writing::write).collect();
+        // A single one is not waited for by others.
+        if writing.len() > 1 {
+            let by_another = move || takes.recv().map_or_else(|_| Vec::new(), write);
+            // Where there may be no more threads, this one writes.
+            if let Ok(other) = thread::Builder::new().spawn_scoped(scope, by_another) {
+                // It waits for that, and for nothing else.
+                let _ = gives.send(writing);
+                return Written::ByAnother(other);
+            }
+        }
+        Written::Already(write(writing))
+    }
+
+    fn end(self) -> Results {
+        match self {
+            // As if this thread had done it.
+            Written::ByAnother(other) => other.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Written::Already(results) => results,
+        }
+    }
 }
 
 /// The calls by which processes do themselves what is to be done with their descriptors.

@@ -82,6 +82,30 @@ pub(super) struct Filling {
     then: Filled,
 }
 
+/// What is to be written into a process that has its mappings. That needs no tracer.
+#[derive(Debug)]
+pub(super) struct Writing<'a> {
+    state: &'a ProcessState,
+    layers: Layers,
+    sources: Vec<Source>,
+    lent: Vec<(Layers, Vec<Source>)>,
+    later: Vec<Source>,
+    all: bool,
+    then: Filled,
+}
+
+impl Writing<'_> {
+    pub(super) fn write(self) -> Result<Filled, EngineError> {
+        let Writing { state, layers, sources, lent, later, all, then } = self;
+        memory::fill(state, &layers, &sources, all)?;
+        for (layers, sources) in lent {
+            memory::fill(state, &layers, &sources, false)?;
+        }
+        let later = (!later.is_empty()).then_some((layers, later));
+        Ok(Filled { later, ..then })
+    }
+}
+
 impl<'a> Rebuilding<'a> {
     pub(super) fn of(
         plan: &'a Plan,
@@ -95,10 +119,10 @@ impl<'a> Rebuilding<'a> {
     /// Gives the process its memory; it has that of its maker, of which it keeps some.
     pub(super) fn fill(&self, made: &mut Made, kept: &Kept) -> Result<Filled, EngineError> {
         let filling = self.begin_filling(made, kept)?;
-        self.end_filling(made, filling)
+        self.end_mapping(made, filling)?.write()
     }
 
-    /// The same in two steps: others can be given theirs meanwhile.
+    /// The same in three steps: others can be given theirs meanwhile.
     pub(super) fn begin_filling(
         &self,
         made: &mut Made,
@@ -136,11 +160,11 @@ impl<'a> Rebuilding<'a> {
         Ok(Filling { under_way, layers, sources, lent, later, all, then })
     }
 
-    pub(super) fn end_filling(
+    pub(super) fn end_mapping(
         &self,
         made: &mut Made,
         filling: Filling,
-    ) -> Result<Filled, EngineError> {
+    ) -> Result<Writing<'a>, EngineError> {
         let Made { thread, parasite } = made;
         let Filling { under_way, layers, sources, lent, later, all, then } = filling;
         under_way.end(thread).map_err(|error| self.of_mapping(error))?;
@@ -148,12 +172,7 @@ impl<'a> Rebuilding<'a> {
         let mut written: Vec<Run> = written.flat_map(|source| &source.parts).copied().collect();
         written.sort_unstable();
         self.map_huge(thread, *parasite, &then.filled, &written)?;
-        memory::fill(self.state, &layers, &sources, all)?;
-        for (layers, sources) in lent {
-            memory::fill(self.state, &layers, &sources, false)?;
-        }
-        let later = (!later.is_empty()).then_some((layers, later));
-        Ok(Filled { later, ..then })
+        Ok(Writing { state: self.state, layers, sources, lent, later, all, then })
     }
 
     /// What the process `pid` has in `runs`.
