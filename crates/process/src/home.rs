@@ -28,7 +28,7 @@ const AFTER_CALL: usize = 2;
 /// Bytes of the code.
 const LENGTH: usize = 216;
 /// So many more zeros must lie before it: they are no section's then.
-const MARGIN: usize = 64;
+const MARGIN: usize = 16;
 /// Bytes of the code that makes calls in a row, which lies before the other.
 const ROW: usize = 272;
 /// Its beginning: xor r9d, r9d; nop. Of the registers only those are used that the way home brings

@@ -3,7 +3,7 @@
 use super::{Held, Memory, Options, guards, memory, process_file};
 use crate::freeze::FrozenClone;
 use crate::maps::{self, Mapping};
-use crate::pagemap::{self, Scanner, Wanted};
+use crate::pagemap::{self, Run, Scanner, Wanted};
 use crate::proc::{self, Status};
 use crate::state::{ProcessState, Saved};
 use crate::{EngineError, huge, inject};
@@ -39,6 +39,7 @@ impl Held {
         let inherited = |m: &Mapping| all || there.get(&m.start) == Some(&m.end);
         let failed = |source| EngineError::System { pid, what: "see what is wiped", source };
         let mut pages = Pages::of(at, clone.pid()).map_err(failed)?;
+        pages.look_at_once(&self.mappings, status).map_err(failed)?;
         let mut marked = None;
         let mut chunks = Vec::new();
         for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
@@ -130,11 +131,36 @@ fn is_marked(
 struct Pages {
     own: Scanner,
     clone: Scanner,
+    /// All pages of each, where they were looked at once: written to, and there.
+    at_once: Option<(Vec<Run>, Vec<Run>)>,
 }
+
+/// So many mappings are not asked about one by one, as long as all pages are few: each answer ends
+/// at the first page, and a look at all pages does not.
+const MANY_MAPPINGS: usize = 256;
+const FEW_KIB: u64 = 256 << 10;
 
 impl Pages {
     fn of(pid: pid_t, clone: pid_t) -> std::io::Result<Pages> {
-        Ok(Pages { own: Scanner::of(pid)?, clone: Scanner::of(clone)? })
+        Ok(Pages { own: Scanner::of(pid)?, clone: Scanner::of(clone)?, at_once: None })
+    }
+
+    /// Looks at all pages of `mappings` where that takes less than a look at each mapping.
+    fn look_at_once(&mut self, mappings: &[Mapping], status: &Status) -> std::io::Result<()> {
+        let anonymous = mappings.iter().filter(|m| m.inode == 0 && memory::own(m)).count();
+        if anonymous < MANY_MAPPINGS || status.kib("VmRSS") + status.kib("VmSwap") > FEW_KIB {
+            return Ok(());
+        }
+        let all = (0, maps::TOP);
+        let looked = self
+            .own
+            .runs(all, &Wanted::WRITTEN_TO)
+            .and_then(|own| Ok((own, self.clone.runs(all, &Wanted::OWN)?)));
+        self.at_once = match looked {
+            Err(error) if pagemap::cannot_tell(&error) => None,
+            looked => Some(looked?),
+        };
+        Ok(())
     }
 
     /// Whether the clone has none of the pages of a mapping that has some.
@@ -144,6 +170,9 @@ impl Pages {
             return Ok(false);
         }
         let range = (mapping.start, mapping.end);
+        if let Some((own, clone)) = &self.at_once {
+            return Ok(!has_some(clone, range) && has_some(own, range));
+        }
         // A clone has no page that was only read: the kernel's page of zeros.
         match self.clone.has(range, &Wanted::OWN) {
             Err(error) if pagemap::cannot_tell(&error) => self.may_be_wiped(mapping),
@@ -169,6 +198,12 @@ impl Pages {
     }
 }
 
+/// Whether one of `runs`, which are in order, has a part of `range`.
+fn has_some(runs: &[Run], (start, end): Run) -> bool {
+    let after = runs.partition_point(|(_, last)| *last <= start);
+    runs.get(after).is_some_and(|(first, _)| *first < end)
+}
+
 /// The mappings of which nothing is to be stored: those that are stored already, and those that the
 /// kernel may drop.
 pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
@@ -176,4 +211,56 @@ pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
     let all =
         state.mappings.iter().filter(|saved| dropped(saved) || written.contains(&saved.start));
     all.map(|saved| (saved.start, saved.end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pagemap::tests::scans;
+
+    #[test]
+    fn a_part_of_a_range_is_found() {
+        let runs = [(10, 20), (30, 40)];
+        for (range, some) in [
+            ((0, 10), false),
+            ((0, 11), true),
+            ((19, 25), true),
+            ((20, 30), false),
+            ((12, 13), true),
+            ((5, 50), true),
+            ((40, 90), false),
+        ] {
+            assert_eq!(has_some(&runs, range), some, "{range:?}");
+        }
+        assert!(!has_some(&[], (0, u64::MAX)));
+    }
+
+    /// This process stands for both, so nothing is wiped whichever way it is asked.
+    #[test]
+    fn many_mappings_are_looked_at_once() {
+        if !scans() {
+            return;
+        }
+        let own = std::process::id() as pid_t;
+        let mappings = maps::of(own).unwrap();
+        let many: Vec<Mapping> =
+            mappings.iter().cycle().take(64 * MANY_MAPPINGS).cloned().collect();
+        let mut pages = Pages::of(own, own).unwrap();
+        let status = Status::of(own).unwrap();
+        pages.look_at_once(&mappings[..1], &status).unwrap();
+        assert!(pages.at_once.is_none());
+        pages.look_at_once(&many, &status).unwrap();
+        let stack = mappings.iter().find(|mapping| mapping.name == "[stack]").unwrap();
+        let range = (stack.start, stack.end);
+        assert!(
+            pages
+                .at_once
+                .as_ref()
+                .is_some_and(|(own, clone)| { has_some(own, range) && has_some(clone, range) })
+        );
+        assert!(!pages.are_wiped(stack).unwrap());
+        let (_, clone) = pages.at_once.as_mut().unwrap();
+        clone.retain(|(start, end)| *end <= range.0 || *start >= range.1);
+        assert!(pages.are_wiped(stack).unwrap());
+    }
 }

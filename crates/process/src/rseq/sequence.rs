@@ -30,7 +30,8 @@ pub(crate) fn look(pid: pid_t, registers: &Registers) -> (Option<Registration>, 
 }
 
 fn abort_of(pid: pid_t, area: Registration, registers: &Registers) -> Option<u64> {
-    if area.address == 0 {
+    // A sequence makes no calls.
+    if area.address == 0 || registers.orig_rax as i64 >= 0 {
         return None;
     }
     let mut at = [0; 8];
