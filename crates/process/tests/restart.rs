@@ -29,6 +29,12 @@ fn sixty_four_threads_go_on() {
     steps_survive("threads", "threads.c", &["-pthread"]);
 }
 
+/// They get their memory side by side.
+#[test]
+fn forty_children_go_on_with_memory_of_their_own() {
+    steps_survive("many", "many.c", &[]);
+}
+
 /// Which has ended by itself before the others: nothing can be asked of it.
 #[test]
 fn a_program_without_its_first_thread_goes_on() {
