@@ -20,6 +20,8 @@ pub(crate) const JOB_SECTION: u64 = 1;
 pub(crate) const DESCRIPTORS_SECTION: u64 = 2;
 /// Signals are 1 to 64.
 pub(crate) const SIGNALS: i32 = 64;
+/// Bytes of what glibc has a message queue keep for its thread (NOTIFY_COOKIE_LEN, linux/mqueue.h).
+pub(crate) const COOKIE: usize = 32;
 const MAX_THREADS: usize = 1 << 22;
 const MAX_PID: i32 = 1 << 22;
 
@@ -104,6 +106,9 @@ pub(crate) struct ProcessState {
     /// Its contexts of kernel AIO, in the order of their rings; none in older images.
     #[serde(default)]
     pub(crate) aio: Vec<Context>,
+    /// The message queues of whose next message it is to be told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notices: Vec<Notice>,
     /// Ranges of its memory that fault (MADV_GUARD_INSTALL).
     pub(crate) guards: Vec<(u64, u64)>,
     /// The filters of system calls that its threads have; none in older images.
@@ -129,6 +134,25 @@ pub(crate) struct Undo {
     pub(crate) number: u16,
     /// Added to its value.
     pub(crate) by: i16,
+}
+
+/// A message queue of whose next message a process is to be told (mq_notify(3)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Notice {
+    /// Its descriptor of the queue.
+    pub(crate) queue: i32,
+    pub(crate) by: Means,
+}
+
+/// How a process is told of a message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Means {
+    /// It only keeps others from being told (`SIGEV_NONE`).
+    Nothing,
+    /// A signal, without a value that the process could read; 0: none.
+    Signal(i32),
+    /// A message at its netlink socket, which glibc's thread reads (`SIGEV_THREAD`).
+    Thread { socket: i32, cookie: Hex },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -305,6 +329,17 @@ impl Ids {
     }
 }
 
+impl Notice {
+    fn is_possible(&self) -> bool {
+        self.queue >= 0
+            && match &self.by {
+                Means::Nothing => true,
+                Means::Signal(signal) => (0..=SIGNALS).contains(signal),
+                Means::Thread { socket, cookie } => *socket >= 0 && cookie.0.len() == COOKIE,
+            }
+    }
+}
+
 impl ProcessState {
     /// Takes `signal` from what is pending for the process and its threads.
     pub(crate) fn forget(&mut self, signal: libc::c_int) {
@@ -334,6 +369,7 @@ impl ProcessState {
         let stops = self.stop_signal == 0 || STOPPING.contains(&self.stop_signal);
         require(stops, "a signal that stops nobody")?;
         self.check_contexts()?;
+        require(self.notices.iter().all(Notice::is_possible), "an impossible notice")?;
         let chains: Vec<&[usize]> = self.threads.iter().map(|it| &it.filters[..]).collect();
         check_filters(&self.filters, &chains)?;
         self.guards.iter().try_for_each(|guard| self.check_guard(*guard))

@@ -103,6 +103,10 @@ static int map_nameless_huge_file(void) {
 
 static void ignore(union sigval unused) { (void)unused; }
 
+static void read_value(int signal, siginfo_t *info, void *unused) {
+    (void)signal, (void)info, (void)unused;
+}
+
 // Submits one request to a ring of its own.
 static int submit(int ring, const struct io_uring_params *p, struct io_uring_sqe request) {
     int both = PROT_READ | PROT_WRITE;
@@ -209,6 +213,35 @@ static void *read_strictly_when_told(void *from) {
     return read_strictly(from);
 }
 
+// Of the next message in a queue.
+static int be_told(const char *how) {
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+    mqd_t queue = mq_open("/kedge-test-notification", O_CREAT | O_RDWR, 0600, 0);
+    if (queue < 0 || mq_unlink("/kedge-test-notification")) return 1;
+    if (is(how, "_with_a_value")) {
+        struct sigaction action = {.sa_sigaction = read_value, .sa_flags = SA_SIGINFO};
+        if (sigaction(SIGUSR1, &action, 0)) return 1;
+    } else if (is(how, "_that_is_waited_for")) {
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        if (sigprocmask(SIG_BLOCK, &set, 0)) return 1;
+    } else if (is(how, "_beside_a_message")) {
+        event.sigev_notify = SIGEV_NONE;
+        if (mq_send(queue, "", 0, 0)) return 1;
+    } else if (is(how, "_without_a_socket")) {
+        event.sigev_notify = SIGEV_THREAD;
+        event.sigev_notify_function = ignore;
+        // The next one is glibc's.
+        int next = dup(0);
+        if (next < 0 || close(next) || mq_notify(queue, &event)) return 1;
+        return close(next);
+    } else {
+        return 1;
+    }
+    return mq_notify(queue, &event);
+}
+
 static int hold(const char *what) {
     if (is(what, "seccomp_strict_later")) {
         static int ends[2];
@@ -270,16 +303,7 @@ static int hold(const char *what) {
         return fd < 0 || send(fd, &request, sizeof request, 0) != sizeof request;
     }
     if (is(what, "huge_file")) return map_nameless_huge_file();
-    if (is(what, "notification")) {
-        mqd_t queue = mq_open("/kedge-test-notification", O_CREAT | O_RDWR, 0600, 0);
-        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
-        return queue < 0 || mq_unlink("/kedge-test-notification") || mq_notify(queue, &event);
-    }
-    if (is(what, "notification_of_a_thread")) {
-        mqd_t queue = mq_open("/kedge-test-thread", O_CREAT | O_RDWR, 0600, 0);
-        struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = ignore};
-        return queue < 0 || mq_unlink("/kedge-test-thread") || mq_notify(queue, &event);
-    }
+    if (strncmp(what, "notification", 12) == 0) return be_told(what + 12);
     if (is(what, "guard")) {
         char *shared = mmap(0, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         return shared == MAP_FAILED || madvise(shared + 4096, 4096, 102);

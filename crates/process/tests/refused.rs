@@ -11,7 +11,7 @@ use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, build, reap};
 
 /// What a program holds, and how the refusal names it.
-const REFUSED: [(&str, &str); 26] = [
+const REFUSED: [(&str, &str); 28] = [
     ("seccomp_notify", "its system calls"),
     ("seccomp_strict", "strict mode"),
     ("namespace", "namespaces of its own"),
@@ -34,8 +34,10 @@ const REFUSED: [(&str, &str); 26] = [
     ("userfaultfd", "userfaultfd"),
     ("netlink", "netlink socket"),
     ("huge_file", "a file in a hugetlbfs"),
-    ("notification", "mq_notify"),
-    ("notification_of_a_thread", "mq_notify"),
+    ("notification_with_a_value", "sigev_value"),
+    ("notification_that_is_waited_for", "sigev_value"),
+    ("notification_beside_a_message", "messages wait in it"),
+    ("notification_without_a_socket", "has closed since"),
     ("guard", "MADV_GUARD_INSTALL"),
     ("deadly", "PR_SET_PDEATHSIG"),
 ];

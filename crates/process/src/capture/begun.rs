@@ -151,9 +151,11 @@ impl Begun {
         let heard = options.tracker.as_ref().or(once.as_ref()).map(Tracker::heard);
         let everybody = pids.iter().chain(&stopped.zombies).copied();
         session.shared.stand_still(everybody, &heard.unwrap_or_default());
+        let notices = plugins::mqueue::wanted(&descriptors)?;
         let common = process::Common {
             options: &options,
             descriptors: &descriptors,
+            notices: &notices,
             lookup: process::Lookup::default(),
             ids: &ids,
         };

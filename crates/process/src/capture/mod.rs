@@ -15,6 +15,7 @@ mod lookup;
 mod mapped;
 mod memory;
 mod names;
+mod notices;
 mod objects;
 mod once;
 mod process;

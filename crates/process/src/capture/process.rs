@@ -8,12 +8,13 @@ use super::memory::Unmapped;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
 use super::told::{Told, ToldThread};
-use super::{Ahead, Options, guards, undo};
+use super::{Ahead, Options, guards, notices, undo};
 use crate::filters::program::Filter;
 use crate::freeze::beside;
 use crate::home::{self, Ways};
 use crate::maps::Mapping;
 use crate::plugins;
+use crate::plugins::mqueue::Wanted;
 use crate::proc::{self, Status};
 use crate::rseq::{self, Places, Registration};
 use crate::state::*;
@@ -31,6 +32,8 @@ use std::rc::Rc;
 pub(super) struct Common<'a> {
     pub(super) options: &'a Options,
     pub(super) descriptors: &'a plugins::Saved,
+    /// Who is to be told of messages.
+    pub(super) notices: &'a [Wanted],
     pub(super) lookup: Lookup,
     /// Of all processes.
     pub(super) ids: &'a [Ids],
@@ -87,7 +90,9 @@ pub(super) fn look(
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
     let aio = undo.and_then(|()| contexts::save(&mut process.main, &ways, &state));
-    let asked = aio.map(|aio| state.aio = aio);
+    let aio = aio.map(|aio| state.aio = aio);
+    let notices = aio.and_then(|()| notices::ask(process, &ways, common.notices));
+    let asked = notices.map(|notices| state.notices = notices);
     let tracker = common.options.tracker.as_ref();
     let memory = asked
         .and_then(|()| copy_changes(process, &mappings, &ways, (session, tracker), &mut state));

@@ -189,6 +189,7 @@ fn describe(
         files: Vec::new(),
         mappings: Vec::new(),
         aio: Vec::new(),
+        notices: Vec::new(),
         guards: Vec::new(),
         filters: Vec::new(),
         threads: Vec::new(),

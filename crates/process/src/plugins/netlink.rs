@@ -7,7 +7,7 @@ use crate::plugins::sockets::filter;
 use crate::plugins::sockets::options::{self, SocketOption};
 use crate::plugins::sys;
 use crate::plugins::world::World;
-use crate::plugins::{Claim, Plugin};
+use crate::plugins::{Claim, Plugin, Saved};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -35,6 +35,9 @@ const MAX_GROUPS_LEN: usize = 4096;
 /// Between two looks at whether something waits.
 const TICK: Duration = Duration::from_millis(5);
 
+/// The plugin's.
+const NAME: &str = "netlink";
+
 #[derive(Debug)]
 pub(crate) struct Netlink;
 
@@ -56,7 +59,7 @@ struct Socket {
 
 impl Plugin for Netlink {
     fn name(&self) -> &'static str {
-        "netlink"
+        NAME
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
@@ -102,6 +105,16 @@ impl Plugin for Netlink {
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
         world.parse::<Vec<Socket>>(state)?.iter().try_for_each(|socket| make(socket, world))
     }
+}
+
+/// The descriptions that are netlink sockets.
+pub(crate) fn descriptions(saved: &Saved) -> Result<Vec<u32>, PluginError> {
+    let Some(state) = saved.states.iter().find(|state| state.plugin == NAME) else {
+        return Ok(Vec::new());
+    };
+    let sockets: Vec<Socket> =
+        serde_json::from_value(state.state.clone()).map_err(|error| damaged(error.to_string()))?;
+    Ok(sockets.iter().map(|socket| socket.description).collect())
 }
 
 fn waits() -> String {

@@ -6,7 +6,7 @@ use super::kernel::Detour;
 use super::process::{Filled, Rebuilding, Writing};
 use super::standby::Standby;
 use super::tree::{Made, Tree};
-use super::{Plan, lazy, memory, standby, threads, undo};
+use super::{Plan, lazy, memory, notices, standby, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
 use crate::state::ProcessState;
@@ -184,6 +184,9 @@ fn rebuild(
         undo::promise(state, made)?;
     }
     inject(&descriptors.calls, plan, &mut made)?;
+    for (state, made) in plan.processes.iter().zip(&mut made) {
+        notices::ask(state, made)?;
+    }
     descriptors.settle()?;
     let mut listeners = Vec::new();
     if !descriptors.addresses.is_idle() {

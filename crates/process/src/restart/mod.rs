@@ -11,6 +11,7 @@ mod kernel;
 mod lazy;
 mod memory;
 mod namespaces;
+pub(crate) mod notices;
 mod places;
 mod process;
 mod rings;

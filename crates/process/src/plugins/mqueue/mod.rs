@@ -1,6 +1,10 @@
-//! POSIX message queues: name, limits and the messages that wait, with their priorities.
+//! POSIX message queues: name, limits and the messages that wait, with their priorities; and who
+//! asked to be told of the next one.
 
+mod notice;
 mod sys;
+
+pub(crate) use notice::{Wanted, wanted};
 
 use crate::plugins::apart::survive;
 use crate::plugins::error::{Context, PluginError, damaged};
@@ -9,6 +13,7 @@ use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin};
+use notice::{Registered, Told};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, fchmod, statfs};
 use serde::{Deserialize, Serialize};
@@ -24,6 +29,8 @@ pub(crate) const MAGIC: u64 = 0x1980_0202;
 const MAX_MESSAGES: i64 = 65536;
 /// Longest message that the kernel allows, in bytes (HARD_MSGSIZEMAX).
 const MAX_MESSAGE_LEN: i64 = 16 << 20;
+/// The plugin's.
+const NAME: &str = "mqueue";
 const SUFFIX: &[u8] = b" (deleted)";
 
 #[derive(Debug)]
@@ -40,25 +47,20 @@ struct Queue {
     /// Priority and bytes, the next one first.
     messages: Vec<(u32, Blob)>,
     descriptions: Vec<u32>,
+    /// Who is to be told of the next message, which finds it empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    registered: Option<Registered>,
 }
 
 impl Plugin for Queues {
     fn name(&self) -> &'static str {
-        "mqueue"
+        NAME
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
-        let (pid, fd) = job.place(file);
-        if !is_one(file, job) {
-            return Claim::No;
-        }
-        match fs::read_to_string(format!("/proc/{pid}/fd/{fd}")).map(|text| notified(&text)) {
-            Ok(None) => Claim::Yes,
-            Ok(Some(pid)) => Claim::Refused(format!(
-                "process {pid} asked to be told of its next message (mq_notify), and the kernel does not tell how: \
-                 use poll"
-            )),
-            Err(e) => Claim::Refused(format!("it cannot be read: {e}")),
+        match is_one(file, job) {
+            true => notice::claim(file, job),
+            false => Claim::No,
         }
     }
 
@@ -92,13 +94,6 @@ fn is_one(file: &Found, job: &Job) -> bool {
     named && file.stat.kind() == libc::S_IFREG && kind()
 }
 
-/// Who is to be told of the next message, from what the queue reads as.
-fn notified(text: &str) -> Option<i32> {
-    let mut words = text.split_whitespace();
-    let pid = words.find_map(|word| word.strip_prefix("NOTIFY_PID:"))?;
-    pid.parse().ok().filter(|pid| *pid != 0)
-}
-
 fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
     let job = capture.job;
     let file = &job.files[opened[0]];
@@ -108,7 +103,11 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let own = rustix::fs::open(path, flags, Mode::empty()).to(what)?;
     let limits = sys::limits(&own).to(what)?;
-    let messages = look(&own, bytes_in(&own).to(what)?, limits).to(what)?;
+    let told = Told::of(&own).to(what)?;
+    let waiting = sys::waiting(&own).to(what)? > 0;
+    let registered = notice::registered(&told, waiting, file, job)
+        .map_err(|why| PluginError::Refused(format!("{}: {why}", job.describe(file))))?;
+    let messages = look(&own, told.bytes, limits).to(what)?;
     let link = file.link.as_bytes();
     let unlinked = file.stat.links == 0;
     let name = if unlinked { link.strip_suffix(SUFFIX).unwrap_or(link) } else { link };
@@ -123,17 +122,8 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
         limits,
         messages,
         descriptions: opened.iter().map(|index| *index as u32).collect(),
+        registered,
     })
-}
-
-/// Bytes of all messages in the queue, as it reads.
-fn bytes_in(queue: &OwnedFd) -> io::Result<usize> {
-    let mut text = [0; 256];
-    let length = rustix::io::pread(queue, &mut text, 0)?;
-    let words = std::str::from_utf8(&text[..length]).unwrap_or("").split_whitespace();
-    let size = words.filter_map(|word| word.strip_prefix("QSIZE:")).next();
-    size.and_then(|size| size.parse().ok())
-        .ok_or_else(|| io::Error::other("a queue of unknown form"))
 }
 
 /// The messages by priority, in their order. Nobody can look at one but by taking it, so all are
@@ -223,18 +213,5 @@ fn raise(name: &str, least: i64) {
     let now = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
     if now.is_some_and(|now: i64| now < least) {
         let _ = fs::write(&path, least.to_string());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_notification_is_seen() {
-        let text = |pid| format!("QSIZE:129        NOTIFY:2     SIGNO:0     NOTIFY_PID:{pid}\n");
-        assert_eq!(notified(&text("8260  ")), Some(8260));
-        assert_eq!(notified(&text("0     ")), None);
-        assert_eq!(notified(""), None);
     }
 }

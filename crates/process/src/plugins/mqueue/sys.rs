@@ -16,13 +16,22 @@ fn attributes() -> libc::mq_attr {
 
 /// Most messages, and most bytes of one.
 pub(super) fn limits(fd: impl AsFd) -> io::Result<(i64, i64)> {
+    all(fd).map(|found| (found.mq_maxmsg, found.mq_msgsize))
+}
+
+/// How many messages wait.
+pub(super) fn waiting(fd: impl AsFd) -> io::Result<i64> {
+    all(fd).map(|found| found.mq_curmsgs)
+}
+
+fn all(fd: impl AsFd) -> io::Result<libc::mq_attr> {
     let mut found = attributes();
     // SAFETY: the kernel stores the structure.
     result(unsafe {
         let none = null::<libc::mq_attr>();
         libc::syscall(libc::SYS_mq_getsetattr, fd.as_fd().as_raw_fd(), none, &raw mut found)
     })?;
-    Ok((found.mq_maxmsg, found.mq_msgsize))
+    Ok(found)
 }
 
 /// Makes one of that name, without its slash; never an old one.
