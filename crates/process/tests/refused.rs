@@ -43,8 +43,8 @@ const REFUSED: [(&str, &str); 28] = [
 ];
 
 /// The same of what root can save.
-const REFUSED_OF_USERS: [(&str, &str); 2] =
-    [("seccomp", "as root alone"), ("seccomp_of_another", "as root alone")];
+const REFUSED_OF_USERS: [(&str, &str); 3] =
+    [("seccomp", "as root alone"), ("seccomp_of_another", "as root alone"), ("login", "loginuid")];
 
 /// Tells of what a program could not hold. Only root mounts a hugetlbfs.
 fn not_here(what: &str, first: &str) {

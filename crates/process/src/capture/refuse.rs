@@ -5,16 +5,21 @@ use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
 use crate::{EngineError, huge, rseq};
 use libc::pid_t;
+use rustix::process::geteuid;
 use std::path::{Path, PathBuf};
 
 const NAMESPACES: [&str; 7] =
     ["ns/mnt", "ns/user", "ns/pid", "ns/net", "ns/ipc", "ns/uts", "ns/cgroup"];
+
+const LOGIN: &str = "loginuid";
 
 /// Where this process is, with which the job's processes are compared.
 #[derive(Debug)]
 pub(super) struct Here {
     namespaces: [PathBuf; NAMESPACES.len()],
     groups: String,
+    /// Empty on a kernel that has none.
+    login: String,
 }
 
 impl Here {
@@ -24,7 +29,8 @@ impl Here {
         for (link, name) in namespaces.iter_mut().zip(NAMESPACES) {
             *link = proc::link(own, name)?;
         }
-        Ok(Here { namespaces, groups: proc::text(own, "cgroup")? })
+        let login = proc::text(own, LOGIN).unwrap_or_default();
+        Ok(Here { namespaces, groups: proc::text(own, "cgroup")?, login })
     }
 }
 
@@ -49,7 +55,22 @@ fn one(pid: pid_t, here: &Here) -> Result<(), EngineError> {
     }
     process(at, here)?;
     huge_pages(at, &maps::of(at)?)?;
+    let user = (!geteuid().is_root()).then(|| geteuid().as_raw());
+    if let Some(login) = user.and_then(|user| lost_login(at, user, &here.login)) {
+        let what = "which a restart can give back to root's jobs alone";
+        let what = format!("it has set its login's user to {login} (loginuid), {what}");
+        return Err(EngineError::unsupported(pid, what));
+    }
     rseq::refuse_untold(pid)
+}
+
+/// The login's user of the process `pid`, if it is neither the one that `user` started kedge with
+/// nor `user`. In the namespace that an ordinary user's restart makes, nobody else has an id.
+fn lost_login(pid: pid_t, user: u32, own: &str) -> Option<String> {
+    // Some kernels have none.
+    let login = proc::text(pid, LOGIN).ok()?;
+    let login = login.trim();
+    (login != own.trim() && login != user.to_string()).then(|| login.to_owned())
 }
 
 /// Of a process, reached by its thread `pid`.
