@@ -3,9 +3,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// A private world: runtime folder and parts, removed at the end.
 struct World(PathBuf);
@@ -511,4 +513,85 @@ fn a_limit_on_files_ends_a_checkpoint_and_no_job() {
         .unwrap();
     assert_eq!(output.status.code(), Some(125), "{output:?}");
     assert!(text(&output.stderr).contains("ulimit -f"), "{output:?}");
+}
+
+/// `kedge` with these words under a limit of bash's `ulimit`; status, and what it said.
+fn under(world: &World, limit: &str, words: &[&str]) -> (Option<i32>, String) {
+    let kedge = world.kedge(words);
+    let script = format!("ulimit {limit}; exec timeout -k 1 20 \"$@\"");
+    let mut command = Command::new("bash");
+    command.args(["-c", &script, "bash"]).arg(kedge.get_program()).args(kedge.get_args());
+    let values = kedge.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let output = command.envs(values).output().unwrap();
+    (output.status.code(), text(&output.stderr))
+}
+
+/// The job runs, or what is in the way is named; nobody waits for ever.
+#[test]
+fn few_descriptors_are_enough_or_named() {
+    let world = World::new("few");
+    let mut ran = 0;
+    for gpu in ["none", "soft"] {
+        for most in (4..=24).chain([32, 48]) {
+            let name = format!("{gpu}{most}");
+            let words = ["run", "--gpu", gpu, "--job", &name, "--", "true"];
+            let (code, said) = under(&world, &format!("-n {most}"), &words);
+            let named = matches!(code, Some(125 | 126)) && said.contains("`ulimit -n`");
+            assert!(code == Some(0) || named, "{gpu} with {most}: {code:?} {said}");
+            assert!(!said.contains("Linux 5.3"), "{said}");
+            ran += usize::from(code == Some(0));
+        }
+    }
+    assert!(ran > 10, "only {ran} ran");
+}
+
+/// Whoever asks the job for something takes a descriptor of its supervisor's.
+#[test]
+fn a_job_whose_descriptors_are_used_up_ends_with_its_program() {
+    const MOST: &str = "24";
+    let world = World::new("used");
+    let go = world.0.join("go");
+    let script = format!("echo on; while [ ! -e {} ]; do sleep 0.02; done; exit 7", go.display());
+    let kedge = world.kedge(&["run", "--gpu", "none", "--job", "j", "--", "sh", "-c", &script]);
+    let limited = format!("ulimit -n {MOST}; exec \"$@\"");
+    let mut command = Command::new("bash");
+    command.args(["-c", &limited, "bash"]).arg(kedge.get_program()).args(kedge.get_args());
+    command.envs(kedge.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    let socket = world.job("j").join("control");
+    let asking: Vec<UnixStream> =
+        (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
+    assert!(asking.len() > 24, "only {} came so far", asking.len());
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "it runs on");
+    std::fs::write(&go, "").unwrap();
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("it does not end with its program");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(7));
+    drop(asking);
+}
+
+/// The same of a limit on addresses. Under the smallest, the loader itself is not loaded.
+#[test]
+fn few_addresses_are_enough_or_named() {
+    let world = World::new("space");
+    for gpu in ["none", "soft"] {
+        for most in ["-v 4000000", "-v 1000000", "-v 400000", "-v 200000"] {
+            let words = ["run", "--gpu", gpu, "--job", "j", "--", "true"];
+            let (code, said) = under(&world, most, &words);
+            let named = code == Some(125) && said.contains("`ulimit -v`");
+            assert!(code == Some(0) || named, "{gpu}, {most}: {code:?} {said}");
+        }
+    }
 }

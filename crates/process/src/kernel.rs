@@ -53,7 +53,7 @@ pub const FEATURES: &[Feature] = &[
         since: "5.3",
         without: "no job runs",
         stops: Stops::Jobs,
-        there: || pidfd(0).is_ok(),
+        there: opens_processes,
     },
     Feature {
         name: "clone3 with set_tid",
@@ -187,8 +187,22 @@ fn pidfd(flags: i32) -> io::Result<OwnedFd> {
     }
 }
 
+/// Whether a call that makes a descriptor is there, of the error with which it failed: one that
+/// finds no room for a descriptor is.
+fn found_no_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+fn opens_processes() -> bool {
+    pidfd(0).map_or_else(|error| found_no_room(&error), |_| true)
+}
+
 fn takes_descriptors() -> bool {
-    let Ok(own) = pidfd(0) else { return false };
+    let own = match pidfd(0) {
+        Ok(own) => own,
+        // It cannot be asked: who needs it is told what is in the way.
+        Err(error) => return found_no_room(&error),
+    };
     // SAFETY: the call takes numbers. No descriptor has that number.
     let taken = unsafe { libc::syscall(libc::SYS_pidfd_getfd, own.as_raw_fd(), i32::MAX, 0) };
     error_of(taken) != Some(libc::ENOSYS)
@@ -270,6 +284,25 @@ mod tests {
             assert!(!newer || feature.since.contains("CONFIG"), "{feature:?} at {:?}", release());
             assert!(!feature.without.is_empty());
         }
+    }
+
+    /// In a process of its own: descriptors are everybody's.
+    #[test]
+    fn a_process_without_room_for_descriptors_has_them_too() {
+        // SAFETY: the child makes calls and allocates, which glibc allows after fork, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: the kernel reads the structure.
+            let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) } == 0;
+            let lacks = require(Stops::Jobs).is_err() || !takes_descriptors();
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(i32::from(!limited || lacks)) };
+        }
+        let mut status = 0;
+        // SAFETY: the process is this one's own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 
     #[test]

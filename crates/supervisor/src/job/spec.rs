@@ -1,5 +1,6 @@
 //! What to run, and why it could not be.
 
+use crate::base::limits;
 use crate::job::mover::MoveTo;
 use crate::job::name::{JobError, JobName};
 use crate::job::parts::PartsError;
@@ -65,11 +66,9 @@ pub enum RunError {
     Job(#[from] JobError),
     #[error(transparent)]
     Parts(#[from] PartsError),
-    #[error(
-        "cannot listen on {path}: {source}; XDG_STATE_HOME may name a folder where there can be sockets"
-    )]
+    #[error("cannot listen on {path}: {source}{}", listen_remedy(source))]
     Listen { path: PathBuf, source: io::Error },
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {source}{}", limits::hint(source))]
     System { what: &'static str, source: io::Error },
     #[error(transparent)]
     Image(#[from] kedge_image::ImageError),
@@ -92,11 +91,18 @@ pub enum RunError {
     Start { program: String, source: io::Error },
 }
 
+fn listen_remedy(error: &io::Error) -> &'static str {
+    match limits::hint(error) {
+        "" => "; XDG_STATE_HOME may name a folder where there can be sockets",
+        limit => limit,
+    }
+}
+
 fn start_error(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such program".into(),
         io::ErrorKind::PermissionDenied => "not executable, or not yours to execute".into(),
-        _ => error.to_string(),
+        _ => format!("{error}{}", limits::hint(error)),
     }
 }
 
