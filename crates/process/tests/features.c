@@ -2,6 +2,7 @@
 // was at the start.
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <mqueue.h>
 #include <pthread.h>
 #include <sched.h>
@@ -222,6 +223,57 @@ static void terminal_owner(void) {
     SAME(found.st_mode & 0777, 0604);
     KEEP(0, found.st_uid);
     if (geteuid() == 0) KEEP(1, found.st_gid);
+}
+
+// Says at each step that a file which no name leads to is still the worker's, whom root has made
+// another user.
+static void look_at_own_file(int in, int out) {
+    enum { LENGTH = 5000 };
+    char name[] = "/tmp/kedge-worker-XXXXXX", bytes[LENGTH], again[LENGTH], byte;
+    uid_t user = geteuid();
+    gid_t group = getegid();
+    if (user == 0) {
+        user = 1234, group = 1235;
+        REQUIRE(setgroups(0, 0) == 0 && setgid(group) == 0 && setuid(user) == 0);
+    }
+    int fd = mkostemp(name, O_CLOEXEC);
+    memset(bytes, 'w', LENGTH);
+    REQUIRE(fd >= 0 && write(fd, bytes, LENGTH) == LENGTH);
+    REQUIRE(fchmod(fd, 0640) == 0 && unlink(name) == 0);
+    while (read(in, &byte, 1) == 1) {
+        struct stat found;
+        REQUIRE(fstat(fd, &found) == 0);
+        SAME(found.st_uid, user);
+        SAME(found.st_gid, group);
+        SAME(found.st_mode & 07777, 0640);
+        SAME(found.st_nlink, 0);
+        REQUIRE(pread(fd, again, LENGTH, 0) == LENGTH && memcmp(bytes, again, LENGTH) == 0);
+        // As its owner it may have it once more.
+        char path[32];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+        int other = open(path, O_RDWR | O_CLOEXEC);
+        REQUIRE(other >= 0 && close(other) == 0);
+        REQUIRE(write(out, &byte, 1) == 1);
+    }
+    _exit(0);
+}
+
+static void file_of_a_worker(void) {
+    static int asks[2], tells[2];
+    char byte = 1;
+    if (!begun) {
+        REQUIRE(pipe2(asks, O_CLOEXEC) == 0 && pipe2(tells, O_CLOEXEC) == 0);
+        if (fork() == 0) {
+            close(asks[1]);
+            close(tells[0]);
+            look_at_own_file(asks[0], tells[1]);
+        }
+        close(asks[0]);
+        close(tells[1]);
+    }
+    REQUIRE(write(asks[1], &byte, 1) == 1);
+    REQUIRE(read(tells[0], &byte, 1) == 1);
 }
 
 // Stopped, and its parent has not been told.
@@ -645,6 +697,7 @@ static const struct { const char *name; void (*look)(void); } FEATURES[] = {
     {"droppable", droppable}, {"private_views", private_views}, {"program_in_memory", program_in_memory},
     {"lock_owner", lock_owner}, {"other_name", other_name}, {"ended_pidfds", ended_pidfds},
     {"under_way", under_way}, {"told_of_messages", told_of_messages},
+    {"file_of_a_worker", file_of_a_worker},
 };
 
 int main(int argc, char **argv) {

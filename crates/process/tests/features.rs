@@ -30,7 +30,7 @@ features! {
     removed_folder removed_folder_that_is_open folder_of_ended removed_device
     advice advice_on_shared droppable private_views
     program_in_memory lock_owner ended_pidfds other_name terminal_owner
-    under_way told_of_messages
+    under_way told_of_messages file_of_a_worker
 }
 
 #[test]
