@@ -345,13 +345,14 @@ impl Thread {
     pub(crate) fn set_out(&mut self, row: Row) -> Result<(), EngineError> {
         let mut registers = self.home;
         (registers.rip, registers.orig_rax) = (row.entry, u64::MAX);
+        // From here on it is brought home, whatever fails.
+        self.away = true;
         sys::set_registers(self.pid, &registers)?;
         // The mask last: the way home brings it back, but home itself does not.
         sys::set_signal_mask(self.pid, !(1 << (row.quiet - 1)))?;
         if self.filtered {
             self.suspend_filters()?;
         }
-        self.away = true;
         self.go_on()
     }
 
