@@ -185,7 +185,7 @@ fn rebuild(
     }
     inject(&descriptors.calls, plan, &mut made)?;
     for (state, made) in plan.processes.iter().zip(&mut made) {
-        notices::ask(state, made)?;
+        notices::ask(state, &mut made.thread, &made.parasite)?;
     }
     descriptors.settle()?;
     let mut listeners = Vec::new();

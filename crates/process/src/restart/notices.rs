@@ -1,15 +1,19 @@
 //! Message queues of whose next message a process is to be told: it asks again.
 
-use super::tree::Made;
-use crate::EngineError;
+use crate::inject::Parasite;
 use crate::state::{COOKIE, Means, ProcessState};
+use crate::{EngineError, Thread};
 
 /// Bytes of `struct sigevent`.
 const EVENT: usize = 64;
 
-pub(super) fn ask(state: &ProcessState, made: &mut Made) -> Result<(), EngineError> {
+/// Has a process that is made anew ask for what `state` tells of.
+pub(super) fn ask(
+    state: &ProcessState,
+    thread: &mut Thread,
+    parasite: &Parasite,
+) -> Result<(), EngineError> {
     for notice in &state.notices {
-        let Made { thread, parasite } = made;
         let at = parasite.data();
         let (what, arguments) = ("ask to be told of a message again", [notice.queue as u64, at]);
         let request = request(&notice.by, at);
