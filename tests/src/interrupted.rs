@@ -245,8 +245,8 @@ fn began_anew(
     let [anew, ended] = [" begins", " ends"].map(|what| nonces(&second.stderr, what));
     let all = if has_begun && begins == 1 { before } else { &before | &anew };
     // It may have told its end before the image; of several processes some may have ended.
-    let told = (&ended | &nonces(&first.stderr, " ends")).len();
-    let enough = if begins == 1 { told == ends } else { ended.len() <= ends };
+    let told = if ended.is_empty() { nonces(&first.stderr, " ends").len() } else { ended.len() };
+    let enough = if begins == 1 { told == ends } else { told <= ends };
     let same = enough && ended.is_subset(&all);
     (!same).then(|| format!("it ends with the numbers {ended:?}, and had begun with {all:?}"))
 }
@@ -333,10 +333,11 @@ mod tests {
         let anew = said("nonce c begins\nnonce c ends\n");
         assert_eq!(began_anew(&whole, &first, &back, true), None);
         assert!(began_anew(&whole, &first, &anew, true).is_some());
-        // Its image may be older than its number.
+        // Its image may be older than its number, and the first have ended meanwhile.
         assert_eq!(began_anew(&whole, &first, &anew, false), None);
-        // Its image may be newer than the last that it says.
         let over = said("nonce b begins\nnonce b ends\n");
+        assert_eq!(began_anew(&whole, &over, &anew, false), None);
+        // Its image may be newer than the last that it says.
         assert_eq!(began_anew(&whole, &over, &said(""), true), None);
         // It has lost its end, or has somebody else's.
         assert!(began_anew(&whole, &first, &said(""), true).is_some());
