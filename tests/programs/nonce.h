@@ -1,8 +1,9 @@
-// A number that is drawn when a program starts and told on standard error, then and when it ends:
-// one that was restarted ends with the number that it began with. What a buffer holds would be told
-// twice, so each line is one write.
+// A number that is drawn when a program starts and, where KEDGE_TELL_NONCE is set, told on standard
+// error, then and when it ends: one that was restarted ends with the number that it began with. What
+// a buffer holds would be told twice, so each line is one write.
 #pragma once
 #include <cstdio>
+#include <cstdlib>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@ struct Nonce {
     ~Nonce() { tell("ends"); }
     void tell(const char *what) const
     {
+        if (!std::getenv("KEDGE_TELL_NONCE")) return;
         char line[64];
         int length = std::snprintf(line, sizeof(line), "nonce %016llx %s\n", drawn, what);
         // A program that has closed its standard error tells nothing.

@@ -232,7 +232,7 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
     let mut running = Running::start(Command::new(&program).arg("100000"));
     let first = running.lines(2);
     let pid = running.child.id() as i32;
-    let whole = time_of(|| {
+    let mut whole = time_of(|| {
         let options = options(&folder);
         let captured = checkpoint(&Roots::These(vec![pid]), options).unwrap();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
@@ -252,6 +252,10 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
         assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
         let done = std::fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().path());
         last = done.filter(|image| Manifest::read(image).is_ok()).max().or(last);
+        // It was measured when there was less else to do.
+        if last.is_none() && round % 10 == 9 {
+            whole *= 2;
+        }
     }
     end(running);
     let options = RestartOptions::new(last.expect("no image in forty rounds"));

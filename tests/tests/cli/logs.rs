@@ -46,7 +46,7 @@ fn events_of_all_processes_have_their_fields() {
     assert_eq!(fields(&fault), ["error", "proxy::host", "f", &here]);
     assert_eq!(process(&fault), process(&connected));
     let counted = line(&lines, "messages: ");
-    assert_eq!(fields(&counted), ["info", "supervisor::stats", "f", &here]);
+    assert_eq!(fields(&counted), ["info", "supervisor::job::stats", "f", &here]);
     assert!(process(&counted).starts_with("kedge["), "{counted}");
     let call = line(&lines, "cuInit(");
     assert_eq!(fields(&call), ["trace", "shim", "", ""]);
@@ -68,7 +68,7 @@ fn events_of_all_processes_have_their_fields() {
     let logs = |filter: &[&str]| world.text(&[&["logs", "f"], filter].concat());
     assert_eq!(logs(&["--level", "error"]), shown(&fault));
     assert_eq!(
-        logs(&["--level", "info", "--target", "supervisor::stats", "-n", "1"]).lines().count(),
+        logs(&["--level", "info", "--target", "supervisor::job::stats", "-n", "1"]).lines().count(),
         1
     );
     assert!(logs(&["--target", "proxy"]).lines().all(|line| line.contains(" proxy[")));
