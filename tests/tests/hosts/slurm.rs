@@ -267,7 +267,7 @@ fn mpich_s_ranks_come_back_on_other_nodes_and_on_one() {
 #[test]
 fn ranks_that_share_memory_are_refused_by_name_and_go_on() {
     const STEPS: u64 = 200;
-    let Some(site) = Site::of_mpich("slurmmem", User::Same, 1, STEPS) else { return };
+    let Some(site) = Site::of_mpich("slurmmem", User::Same, 2, STEPS) else { return };
     let images = site.slurm.cluster.images();
     let program: Vec<&str> = site.program.iter().map(String::as_str).collect();
     let run = ["run", "--gpu", "none", "--job", "sim", "--ckpt-dir", &images, "--"];
