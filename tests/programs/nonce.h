@@ -1,6 +1,6 @@
 // A number that is drawn when a program starts and, where KEDGE_TELL_NONCE is set, told on standard
-// error, then and when it ends: one that was restarted ends with the number that it began with. What
-// a buffer holds would be told twice, so each line is one write.
+// error, then and when it ends: one that was restarted ends with the number that it began with.
+// What a buffer holds would be told twice, so each line is one write.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
