@@ -1,7 +1,7 @@
 //! Descriptors that the client has sent, until the call that names each arrives.
 
 use kedge_cuda_types::CuError;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,25 +9,37 @@ use std::time::Duration;
 /// A call follows its descriptor, so each thread of the client has one here at most.
 const MAX: usize = 256;
 /// How long a descriptor is waited for. It is sent before its call: only the thread that hears it
-/// may be late.
-const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// may be late. Meanwhile no other call is carried out, so that this is short: the client sends it
+/// again.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(crate) struct Tickets {
-    /// Ticket → descriptor; `None` where this process had no room for it.
-    waiting: Mutex<HashMap<u64, Option<OwnedFd>>>,
+    known: Mutex<Known>,
     arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Ticket → descriptor; `None` where this process had no room for it.
+    waiting: HashMap<u64, Option<OwnedFd>>,
+    /// Tickets that were waited for in vain: what comes for them is late, or never comes.
+    missed: VecDeque<u64>,
 }
 
 impl Tickets {
     /// Keeps a descriptor; false where the client has broken the rules: too many, or a ticket
     /// twice.
     pub(crate) fn put(&self, ticket: u64, fd: Option<OwnedFd>) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.len() >= MAX || waiting.contains_key(&ticket) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = known.missed.iter().position(|missed| *missed == ticket) {
+            known.missed.remove(at);
+            return true;
+        }
+        if known.waiting.len() >= MAX || known.waiting.contains_key(&ticket) {
             return false;
         }
-        waiting.insert(ticket, fd);
+        known.waiting.insert(ticket, fd);
         self.arrived.notify_all();
         true
     }
@@ -35,13 +47,24 @@ impl Tickets {
     /// Takes the descriptor that came as `ticket`. NOT_READY where none came: it may have gone to
     /// the proxy whose place this one took, and the client sends it again.
     pub(crate) fn take(&self, ticket: u64) -> Result<OwnedFd, CuError> {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = |waiting: &mut HashMap<_, _>| !waiting.contains_key(&ticket);
-        let (mut waiting, _) = self
+        self.take_within(ticket, ARRIVAL_TIMEOUT)
+    }
+
+    fn take_within(&self, ticket: u64, limit: Duration) -> Result<OwnedFd, CuError> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = |known: &mut Known| !known.waiting.contains_key(&ticket);
+        let (mut known, _) = self
             .arrived
-            .wait_timeout_while(waiting, ARRIVAL_TIMEOUT, missing)
+            .wait_timeout_while(known, limit, missing)
             .unwrap_or_else(PoisonError::into_inner);
-        waiting.remove(&ticket).ok_or(CuError::NOT_READY)?.ok_or(CuError::OPERATING_SYSTEM)
+        let Some(arrived) = known.waiting.remove(&ticket) else {
+            if known.missed.len() == MAX {
+                known.missed.pop_front();
+            }
+            known.missed.push_back(ticket);
+            return Err(CuError::NOT_READY);
+        };
+        arrived.ok_or(CuError::OPERATING_SYSTEM)
     }
 }
 
@@ -57,12 +80,21 @@ mod tests {
     fn a_call_may_be_faster_than_its_descriptor() {
         let tickets = Tickets::default();
         std::thread::scope(|scope| {
-            let taker = scope.spawn(|| tickets.take(3));
+            let taker = scope.spawn(|| tickets.take_within(3, Duration::from_secs(10)));
             assert!(tickets.put(2, fd()) && tickets.put(3, fd()));
             assert!(taker.join().unwrap().is_ok());
         });
         assert!(tickets.put(4, None));
         assert_eq!(tickets.take(4).err(), Some(CuError::OPERATING_SYSTEM));
+    }
+
+    #[test]
+    fn what_comes_after_it_was_waited_for_takes_no_room() {
+        let tickets = Tickets::default();
+        assert_eq!(tickets.take(9).err(), Some(CuError::NOT_READY));
+        assert!(tickets.put(9, fd()), "it is late, and breaks no rule");
+        assert!((10..10 + MAX as u64).all(|ticket| tickets.put(ticket, None)));
+        assert!(!tickets.put(9, None));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use kedge_transport::TICKET;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Refuses kinds of handles other than descriptors. NONE is no kind.
 fn check_kind(kind: u32, what: &'static str) -> Result<(), CuError> {
@@ -79,8 +80,9 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     unsafe { give(handle, made) }
 }
 
-/// Times that a descriptor is sent: once more for each restart between it and its call.
-const TRIES: u32 = 3;
+/// How long a descriptor is sent again and again: once more for each restart or move between it and
+/// its call, of which there may be many in a row.
+const SEND_AGAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Makes a call that uses a descriptor, by the ticket under which the proxy gets it.
 pub(super) fn with_descriptor<T>(
@@ -88,14 +90,47 @@ pub(super) fn with_descriptor<T>(
     call: impl Fn(u64) -> Result<T, CuError>,
 ) -> Result<T, CuError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    for _ in 0..TRIES {
+    until_there(SEND_AGAIN_LIMIT, || {
         let ticket = TICKET | NEXT.fetch_add(1, Ordering::Relaxed);
         client()?.send_descriptor(ticket, fd).map_err(session::gone)?;
-        match call(ticket) {
-            // The proxy has not got it.
-            Err(CuError::NOT_READY) => {}
+        call(ticket)
+    })
+}
+
+/// Makes a call until the proxy has got what it needs, for `limit`.
+fn until_there<T>(
+    limit: Duration,
+    mut call: impl FnMut() -> Result<T, CuError>,
+) -> Result<T, CuError> {
+    let begin = Instant::now();
+    loop {
+        match call() {
+            Err(CuError::NOT_READY) if begin.elapsed() < limit => {}
+            Err(CuError::NOT_READY) => return Err(CuError::OPERATING_SYSTEM),
             outcome => return outcome,
         }
     }
-    Err(CuError::OPERATING_SYSTEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_may_move_any_number_of_times_between_a_descriptor_and_its_call() {
+        let mut left = 20;
+        let there = until_there(SEND_AGAIN_LIMIT, || {
+            left -= 1;
+            if left > 0 { Err(CuError::NOT_READY) } else { Ok(7) }
+        });
+        assert_eq!(there, Ok(7));
+        let never = until_there(Duration::ZERO, || Err::<(), _>(CuError::NOT_READY));
+        assert_eq!(never, Err(CuError::OPERATING_SYSTEM));
+        let mut calls = 0;
+        let other = until_there(SEND_AGAIN_LIMIT, || {
+            calls += 1;
+            Err::<(), _>(CuError::INVALID_VALUE)
+        });
+        assert_eq!((other, calls), (Err(CuError::INVALID_VALUE), 1));
+    }
 }
