@@ -5,7 +5,7 @@ use crate::base::phases;
 use crate::checkpoint::checkpointer::Checkpointer;
 use crate::checkpoint::error::MoveError;
 use crate::checkpoint::recovery::Recovery;
-use crate::devices::proxies::{Launch, Proxy, ProxyId};
+use crate::devices::proxies::{Launch, Proxy, ProxyId, has_ended};
 use crate::devices::quiesce::Quiet;
 use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_wire::Text;
@@ -231,8 +231,14 @@ impl<'a> Move<'a> {
         Ok(self.crossed)
     }
 
+    /// Why the new proxy cannot go on. If the client has ended, so does the old one, and the new one
+    /// knows of a broken way alone.
     fn arriving(&self, source: ControlError) -> MoveError {
-        MoveError::Arriving { pid: self.pid, source }
+        let limit = if has_ended(self.pid) { END } else { Duration::ZERO };
+        match self.source.ends_within(limit) {
+            true => MoveError::Gone { pid: self.pid, said: String::new() },
+            false => MoveError::Arriving { pid: self.pid, source },
+        }
     }
 
     /// The new proxy says that it has all.
@@ -305,7 +311,7 @@ impl<'a> Move<'a> {
     fn refused(&self) -> Option<MoveError> {
         let source = self.target.as_ref()?.proxy.control.answer(LAST_WORDS).err()?;
         let said = matches!(source, ControlError::Failed(_));
-        said.then_some(MoveError::Arriving { pid: self.pid, source })
+        said.then(|| self.arriving(source))
     }
 
     /// Why it stays where it is, as the old proxy says or shows: one that ends closes its
