@@ -49,8 +49,9 @@ pub fn run_interrupted(binary: &Path, program: &Program, target: &Target) -> Out
             _ => (0.0, case.limit, &NICE[..]),
         };
         let moment = Duration::from_secs_f64(whole.seconds * part);
-        if let Some(outcome) = case.interrupt(&whole, moment, patience, before) {
-            return outcome;
+        let name = format!("i{}-{:x}", std::process::id(), (fraction() * 1e15) as u64);
+        if let Some(outcome) = case.interrupt(&name, &whole, moment, patience, before) {
+            return with_log(outcome, &name);
         }
     }
     whole.failure = Some(format!("never met while it ran, in {TRIES} tries"));
@@ -84,21 +85,21 @@ impl Case<'_> {
     /// `None` where the program was not met in time.
     fn interrupt(
         &self,
+        name: &str,
         whole: &Outcome,
         moment: Duration,
         patience: Duration,
         before: &[&str],
     ) -> Option<Outcome> {
-        let name = format!("i{}-{:x}", std::process::id(), (fraction() * 1e15) as u64);
-        let images = Folder::new(&name);
+        let images = Folder::new(name);
         let said = Said::default();
         let first = std::thread::scope(|scope| {
-            let first = scope.spawn(|| self.heard(&["--job", &name], before, &said));
+            let first = scope.spawn(|| self.heard(&["--job", name], before, &said));
             std::thread::sleep(moment);
             let over = || first.is_finished();
             let has_begun = has_begun(&said);
-            let taken = checkpoint(&name, &images.0, patience, over);
-            let killed = taken.is_ok().then(|| kill(&name));
+            let taken = checkpoint(name, &images.0, patience, over);
+            let killed = taken.is_ok().then(|| kill(name));
             first.join().ok().map(|first| (first, has_begun, taken, killed))
         });
         let (first, has_begun, taken, killed) = first?;
@@ -286,6 +287,16 @@ pub(crate) fn no_job(said: &str) -> bool {
 
 pub(crate) fn failed(outcome: Outcome, why: String) -> Outcome {
     Outcome { failure: Some(why), ..outcome }
+}
+
+/// Adds what kedge had to say about the job, if it failed.
+pub(crate) fn with_log(mut outcome: Outcome, job: &str) -> Outcome {
+    if outcome.failure.is_some() {
+        let mut command = Command::new(kedge());
+        command.args(["logs", job]);
+        outcome.stderr.push_str(&run_command(command, Duration::from_secs(60)).stdout);
+    }
+    outcome
 }
 
 /// What is not as in an undisturbed run.

@@ -1,7 +1,7 @@
 //! A program whose devices move while it runs, again and again: it prints what it prints
 //! undisturbed.
 
-use crate::interrupted::{Case, TRIES, failed, no_job};
+use crate::interrupted::{Case, TRIES, failed, no_job, with_log};
 use crate::job::{family, send, state};
 use crate::random::fraction;
 use crate::run::{judge, run_command};
@@ -20,6 +20,9 @@ const STANDS: Duration = Duration::from_millis(8);
 /// How much longer it stands still each time that a program was over before it had moved: a busy
 /// machine takes longer for a move, not for a program that waits.
 const STANDS_STEP: Duration = Duration::from_millis(16);
+/// Of the tries, so many at a random moment; in the others as soon as the program is there: one that
+/// sleeps is over while a moment lasts that was chosen for one that works.
+const RANDOM: u32 = 10;
 /// Between two looks at whether it is over.
 const LOOK: Duration = Duration::from_millis(5);
 /// What a program is started by that stands still until it is to run, and comes last then: on a
@@ -54,11 +57,15 @@ pub fn run_moved(binary: &Path, program: &Program, journey: &Journey) -> Outcome
         return whole;
     }
     for attempt in 0..TRIES {
-        let part = fraction() * 0.6 / (1.0 + 0.5 * f64::from(attempt));
+        let part = match attempt {
+            0..RANDOM => fraction() * 0.6 / (1.0 + 0.5 * f64::from(attempt)),
+            _ => 0.0,
+        };
         let moment = Duration::from_secs_f64(whole.seconds * part);
         let stands = STANDS + STANDS_STEP * attempt;
-        if let Some(outcome) = moved(&case, &whole, (moment, stands), &to, tried) {
-            return outcome;
+        let name = format!("m{}-{:x}", std::process::id(), (fraction() * 1e15) as u64);
+        if let Some(outcome) = moved(&case, &name, &whole, (moment, stands), &to, tried) {
+            return with_log(outcome, &name);
         }
     }
     whole.failure = Some(format!("never met while it ran, in {TRIES} tries"));
@@ -69,24 +76,24 @@ pub fn run_moved(binary: &Path, program: &Program, journey: &Journey) -> Outcome
 /// so long each half millisecond.
 fn moved(
     case: &Case<'_>,
+    name: &str,
     whole: &Outcome,
     (moment, stands): (Duration, Duration),
     to: &[String; 2],
     tried: bool,
 ) -> Option<Outcome> {
-    let name = format!("m{}-{:x}", std::process::id(), (fraction() * 1e15) as u64);
     let moved = AtomicBool::new(false);
     let (mut outcome, moves) = std::thread::scope(|scope| {
-        let runs = scope.spawn(|| case.run(&["--job", &name], &WAITS));
+        let runs = scope.spawn(|| case.run(&["--job", name], &WAITS));
         let over = || runs.is_finished();
-        let moves = match process(&name, over) {
+        let moves = match process(name, over) {
             None => Ok(0),
             Some(pid) => {
                 let done = &moved;
                 scope.spawn(move || slowly(pid, stands, done));
                 // As far as it comes in that time.
                 wait(moment * ((stands + RUNS).div_duration_f32(RUNS) as u32), over);
-                move_on(&name, to, over)
+                move_on(name, to, over)
             }
         };
         moved.store(true, Ordering::SeqCst);
