@@ -139,6 +139,18 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
+/// Returns the error of one who says nothing as what it is: the errno of a time limit is that of a
+/// limit on processes as well, and nobody is to raise that.
+fn silent(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock => {
+            let why = format!("what listens there has said nothing for {ENTRANCE:?}");
+            io::Error::new(ErrorKind::TimedOut, why)
+        }
+        _ => error,
+    }
+}
+
 impl Far {
     /// Makes the place of a coordinator at `address`, HOST:PORT.
     pub fn new(address: &str, key: JobKey) -> Result<Far, FarError> {
@@ -179,7 +191,7 @@ impl Far {
         stream.set_read_timeout(Some(ENTRANCE))?;
         stream.set_write_timeout(Some(ENTRANCE))?;
         let mut greeting = [0; GREETING];
-        (&stream).read_exact(&mut greeting)?;
+        (&stream).read_exact(&mut greeting).map_err(silent)?;
         let (magic, theirs) = greeting.split_at(MAGIC.len());
         let theirs: &[u8; NONCE] = theirs.try_into().map_err(|_| ErrorKind::InvalidData)?;
         if magic != MAGIC {
@@ -192,7 +204,7 @@ impl Far {
         let mut proof = [0; PROOF];
         (&stream).read_exact(&mut proof).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => refused("the coordinator there does not take this key"),
-            _ => error,
+            _ => silent(error),
         })?;
         if proof == COME_AGAIN {
             return Err(io::Error::new(

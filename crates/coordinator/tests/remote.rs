@@ -4,7 +4,7 @@ use kedge_coordinator::{
     Client, ClientError, Far, Find, JobKey, Leader, Link, Member, Place, Series, Server, Who,
 };
 use rustix::net::{AddressFamily, SocketType};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -323,4 +323,13 @@ fn addresses_and_keys_that_cannot_be_are_named() {
     std::fs::set_permissions(&path, mode).unwrap();
     JobKey::read(&path).unwrap();
     let _ = std::fs::remove_dir_all(path.parent().unwrap());
+}
+
+/// Its errno would be that of a limit on processes, and somebody told to raise that.
+#[test]
+fn one_that_says_nothing_is_told_as_that() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let error = Far::new(&address, JobKey::new(KEY).unwrap()).unwrap().connect().unwrap_err();
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::TimedOut, None), "{error}");
 }

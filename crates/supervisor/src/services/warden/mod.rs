@@ -278,7 +278,13 @@ pub(crate) fn start(
     line.set_read_timeout(Some(BEGIN))?;
     let mut reader = BufReader::new(line.try_clone()?);
     let mut first = String::new();
-    reader.read_line(&mut first)?;
+    reader.read_line(&mut first).map_err(|error| match error.kind() {
+        // The errno of a time limit is that of a limit on processes.
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, format!("nothing was heard of it for {BEGIN:?}"))
+        }
+        _ => error,
+    })?;
     let pid = first.strip_prefix("pid ").and_then(|pid| pid.trim().parse().ok());
     let pid = pid.ok_or_else(|| io::Error::other("the job's warden has not begun"))?;
     // Where this process is the one that orphans are given to, it is none of the job's all the
