@@ -73,6 +73,8 @@ impl Placing for SoftBackend {
         address: u64,
     ) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
         let held = TensorMap::decode(map).ok_or(CuError::INVALID_VALUE)?;
+        // An image of a version that did not note them may have brought it.
+        self.tables().tensor_maps = true;
         let moved = TensorMap { address, ..held };
         moved.check()?;
         Ok(moved.encode())
