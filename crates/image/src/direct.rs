@@ -1,14 +1,20 @@
-//! Writing past the page cache: pages that are written once, and read after a restart if ever,
-//! would only drive the program's own pages out of it, and pass through it slower than the disk
-//! takes them.
+//! Writing to files of this machine, past the page cache: pages that are written once, and read
+//! after a restart if ever, would only drive the program's own pages out of it, and pass through it
+//! slower than the disk takes them.
 
 use crate::PAGE;
+use crate::bytes::is_tmpfs;
+use crate::sink::Sink;
+use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// Files from which on room is set aside.
+const LARGE: u64 = 8 << 20;
 
 /// Bytes that begin on a page, as direct writes need them.
 #[derive(Debug, Default)]
@@ -71,26 +77,28 @@ impl Spare {
 
 /// A second descriptor of an image's file, for whole pages.
 #[derive(Debug)]
-pub(crate) struct Direct {
+struct Direct {
     file: Option<File>,
     refused: AtomicBool,
 }
 
 impl Direct {
-    /// Opens the file for direct writing; file systems that cannot write directly get their pages
-    /// through the cache.
-    pub(crate) fn open(path: &Path) -> Direct {
-        let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok();
+    /// Opens the very file once more, whatever has its name by now, for direct writing; file
+    /// systems that cannot write directly get their pages through the cache, and so does a file
+    /// that this process may not open.
+    fn again(file: &File) -> Direct {
+        let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(again).ok();
         Direct { file, refused: AtomicBool::new(false) }
     }
 
     /// Returns what writes nothing directly, for a file that is no disk's.
-    pub(crate) fn none() -> Direct {
+    fn none() -> Direct {
         Direct { file: None, refused: AtomicBool::new(false) }
     }
 
     /// Writes `bytes`, and returns whether it did; `false` where they cannot be written directly.
-    pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
+    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
         let whole = |n: u64| n.is_multiple_of(PAGE);
         let fits = whole(offset) && whole(bytes.len() as u64) && whole(bytes.as_ptr() as u64);
         let file = self.file.as_ref().filter(|_| fits && !self.refused.load(Ordering::Relaxed));
@@ -103,6 +111,54 @@ impl Direct {
             }
             other => other.map(|()| true),
         }
+    }
+}
+
+/// A file of this machine.
+#[derive(Debug)]
+pub(crate) struct FileSink {
+    file: File,
+    direct: Direct,
+}
+
+impl FileSink {
+    /// Writes whole pages past the page cache, where the file system can do that.
+    pub(crate) fn direct(file: File) -> FileSink {
+        FileSink { direct: Direct::again(&file), file }
+    }
+
+    /// Writes through the page cache alone: whoever reads the file soon finds it in memory.
+    pub(crate) fn cached(file: File) -> FileSink {
+        FileSink { file, direct: Direct::none() }
+    }
+}
+
+impl Sink for FileSink {
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        match self.direct.write(bytes, offset) {
+            Ok(false) => self.file.write_all_at(bytes, offset),
+            other => other.map(drop),
+        }
+    }
+
+    /// Ends the file, and waits until all of it is on the disk.
+    fn finish(&self, length: u64) -> io::Result<()> {
+        // More may have been expected.
+        self.file.set_len(length).and_then(|()| self.file.sync_all())
+    }
+
+    /// Has the disk set room aside, so that several threads can write at once: a file that grows is
+    /// written by one at a time.
+    fn expect(&self, bytes: u64) {
+        // In memory they would be written twice.
+        if bytes >= LARGE && !is_tmpfs(&self.file) {
+            // Only slower without, and a disk that is full may still have room for less.
+            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes);
+        }
+    }
+
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
     }
 }
 
@@ -138,7 +194,7 @@ mod tests {
     fn pages_arrive_whichever_way_they_go() {
         let path = std::env::temp_dir().join(format!("kdirect-{}", std::process::id()));
         let file = File::create_new(&path).unwrap();
-        let direct = Direct::open(&path);
+        let direct = Direct::again(&file);
         let mut buffer = PageBuffer::default();
         let page = buffer.bytes(PAGE as usize);
         page.fill(9);

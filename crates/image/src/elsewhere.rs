@@ -3,21 +3,6 @@
 use std::fmt::Debug;
 use std::io;
 
-/// The destination of a file's bytes.
-pub trait Sink: Debug + Send + Sync {
-    /// Stores `bytes` at `offset`. Threads call this in any order, and store each byte once.
-    ///
-    /// # Errors
-    /// The bytes cannot be stored; the file is useless then.
-    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-
-    /// Ends the file at `length` bytes; bytes that were not stored are zero.
-    ///
-    /// # Errors
-    /// As [`Sink::write_all_at`].
-    fn finish(&self, length: u64) -> io::Result<()>;
-}
-
 /// The source of a file's bytes.
 pub trait ReadAt: Debug + Send + Sync {
     /// Returns the file's length in bytes.
@@ -36,7 +21,7 @@ pub trait ReadAt: Debug + Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Choice, Encoded, ImageFile, ImageWriter, Layers, PAGE, encode};
+    use crate::{Choice, Encoded, ImageFile, ImageWriter, Layers, PAGE, Sink, encode};
     use std::sync::{Arc, Mutex};
 
     /// A file on the other machine.

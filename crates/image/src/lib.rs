@@ -27,6 +27,7 @@ mod manifest;
 mod plain;
 mod read;
 mod retention;
+mod sink;
 mod verify;
 mod write;
 
@@ -35,7 +36,7 @@ pub use cached::{alone, undrained};
 pub use chain::{Layers, Opened, Source, ahead_of, chain, process_file};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};
-pub use elsewhere::{ReadAt, Sink};
+pub use elsewhere::ReadAt;
 pub use error::ImageError;
 pub use folder::Folder;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
@@ -45,6 +46,7 @@ pub use manifest::{
 };
 pub use read::ImageFile;
 pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, retain};
+pub use sink::{Sink, SumSink};
 pub use verify::{Verified, verify, verify_telling, verify_written};
 pub use write::{ImageWriter, Meter, Packer};
 

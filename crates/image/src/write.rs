@@ -2,23 +2,18 @@
 
 use crate::cached::{self, Part};
 use crate::codec::{Choice, Codec, Encoded, decode, encode};
-use crate::direct::{Direct, PageBuffer, Spare};
-use crate::elsewhere::Sink;
+use crate::direct::{FileSink, PageBuffer, Spare};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
 use crate::read::in_order;
-use rustix::fs::FallocateFlags;
+use crate::sink::{Sink, SumSink};
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Files from which on room is set aside.
-const LARGE: u64 = 8 << 20;
 
 /// Counts the memory that writers are to store, and what they have stored, in bytes as the program
 /// has them. One for all files of an image, for whoever wants to see how far it is.
@@ -40,47 +35,10 @@ impl Meter {
 #[derive(Debug)]
 pub struct ImageWriter {
     path: PathBuf,
-    place: Place,
-    /// Memory is encoded and noted, and not written.
-    discards: bool,
+    /// Where its bytes go.
+    sink: Box<dyn Sink>,
     meter: Arc<Meter>,
     state: Mutex<State>,
-}
-
-/// Where its bytes go.
-#[derive(Debug)]
-enum Place {
-    File { file: File, direct: Direct },
-    Elsewhere(Box<dyn Sink>),
-}
-
-impl Place {
-    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        match self {
-            Place::File { file, direct } => match direct.write(bytes, offset) {
-                Ok(false) => file.write_all_at(bytes, offset),
-                other => other.map(drop),
-            },
-            Place::Elsewhere(sink) => sink.write_all_at(bytes, offset),
-        }
-    }
-
-    /// Reads back what was written.
-    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        match self {
-            Place::File { file, .. } => file.read_exact_at(into, offset),
-            Place::Elsewhere(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    /// Ends the file, and waits until all of it is on the disk.
-    fn finish(&self, length: u64) -> io::Result<()> {
-        match self {
-            // More may have been expected.
-            Place::File { file, .. } => file.set_len(length).and_then(|()| file.sync_all()),
-            Place::Elsewhere(sink) => sink.finish(length),
-        }
-    }
 }
 
 /// Returns what describes `encoded`, but for where it lies.
@@ -110,12 +68,17 @@ impl ImageWriter {
     /// Makes the file `path`, which must not exist; only its owner can read it, because it holds
     /// everything that the program had in memory.
     pub fn create(path: &Path) -> Result<ImageWriter, ImageError> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(ImageError::io(path))?;
-        cached::keep(&file, Part::Data);
-        let place = Place::File { file, direct: Direct::open(path) };
-        ImageWriter::begin(path.to_owned(), place)
+        ImageWriter::begin(path.to_owned(), Box::new(FileSink::direct(new_file(path)?)))
+    }
+
+    /// Makes the same through the page cache alone: whoever reads it soon finds it in memory.
+    pub fn create_cached(path: &Path) -> Result<ImageWriter, ImageError> {
+        ImageWriter::begin(path.to_owned(), Box::new(FileSink::cached(new_file(path)?)))
+    }
+
+    /// Has what is written from here on only summed.
+    pub fn discarding(self) -> ImageWriter {
+        ImageWriter { sink: Box::<SumSink>::default(), ..self }
     }
 
     /// Makes a file that lies elsewhere, by the `name` that it has there.
@@ -123,37 +86,23 @@ impl ImageWriter {
     /// # Errors
     /// The sink takes nothing.
     pub fn elsewhere(name: &str, sink: Box<dyn Sink>) -> Result<ImageWriter, ImageError> {
-        ImageWriter::begin(PathBuf::from(name), Place::Elsewhere(sink))
+        ImageWriter::begin(PathBuf::from(name), sink)
     }
 
-    fn begin(path: PathBuf, place: Place) -> Result<ImageWriter, ImageError> {
-        place.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
+    fn begin(path: PathBuf, sink: Box<dyn Sink>) -> Result<ImageWriter, ImageError> {
+        sink.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        Ok(ImageWriter { path, place, discards: false, meter: Arc::default(), state })
+        Ok(ImageWriter { path, sink, meter: Arc::default(), state })
     }
 
-    /// Makes a file that lies in memory, without a place among files: it lasts as long as anybody
-    /// has a descriptor of it.
-    pub fn in_memory(name: &str) -> Result<ImageWriter, ImageError> {
+    /// Makes a file that lies in memory, without a place among files, and returns it with its
+    /// writer: it lasts as long as anybody has a descriptor of it.
+    pub fn in_memory(name: &str) -> Result<(ImageWriter, File), ImageError> {
         let path = PathBuf::from(name);
         let made = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC);
         let file = File::from(made.map_err(|error| ImageError::io(&path)(error.into()))?);
-        ImageWriter::begin(path, Place::File { file, direct: Direct::none() })
-    }
-
-    /// Has the file written through the page cache alone: whoever reads it soon finds it in memory.
-    pub fn cached(self) -> ImageWriter {
-        let place = match self.place {
-            Place::File { file, .. } => Place::File { file, direct: Direct::none() },
-            elsewhere @ Place::Elsewhere(_) => elsewhere,
-        };
-        ImageWriter { place, ..self }
-    }
-
-    /// Has memory encoded, summed and noted, but not written, so that nobody can read it back: for
-    /// measurements of all but the disk.
-    pub fn discarding(self) -> ImageWriter {
-        ImageWriter { discards: true, ..self }
+        let again = file.try_clone().map_err(ImageError::io(&path))?;
+        Ok((ImageWriter::begin(path, Box::new(FileSink::cached(file)))?, again))
     }
 
     /// Has what is written counted by `meter`.
@@ -161,17 +110,10 @@ impl ImageWriter {
         ImageWriter { meter: meter.clone(), ..self }
     }
 
-    /// Says that about so many bytes are to come. Where the disk has them set aside already,
-    /// several threads can write at once: a file that grows is written by one at a time.
+    /// Says that about so many bytes are to come.
     pub fn expect(&self, bytes: u64) {
         self.meter.expected.fetch_add(bytes, Ordering::Relaxed);
-        let Place::File { file, .. } = &self.place else { return };
-        // In memory they would be written twice.
-        let in_memory = crate::bytes::is_tmpfs(file);
-        if bytes >= LARGE && !in_memory {
-            // Only slower without, and a disk that is full may still have room for less.
-            let _ = rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes);
-        }
+        self.sink.expect(bytes);
     }
 
     /// Stores `decoded` bytes of memory at `address` of `object`, as `encoded`.
@@ -227,8 +169,8 @@ impl ImageWriter {
         }
         let mut bytes = vec![0; if parts.is_empty() { 0 } else { extent.decoded as usize }];
         let mut stored = vec![0; extent.stored as usize];
-        if !parts.is_empty() && !self.discards {
-            let read = self.place.read_exact_at(&mut stored, extent.offset);
+        if !parts.is_empty() {
+            let read = self.sink.read_exact_at(&mut stored, extent.offset);
             read.map_err(ImageError::io(&self.path))?;
             decode(extent.codec, &stored, &mut bytes).map_err(|what| {
                 let (path, address) = (self.path.clone(), extent.address);
@@ -236,10 +178,7 @@ impl ImageWriter {
             })?;
             stored.fill(0);
         }
-        if !self.discards {
-            let wiped = self.place.write_all_at(&stored, extent.offset);
-            wiped.map_err(ImageError::io(&self.path))?;
-        }
+        self.write_at(&stored, extent.offset)?;
         for (from, to) in parts {
             let inside = (from - extent.address) as usize..(to - extent.address) as usize;
             let choice = if extent.codec == Codec::Raw { Choice::Raw } else { Choice::Lz4 };
@@ -291,16 +230,13 @@ impl ImageWriter {
     ) -> Result<(), ImageError> {
         let bytes = &encoded.bytes;
         let mut extent = extent(kind, object, address, decoded, encoded);
-        let discards = self.discards && kind == Kind::Memory;
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             extent.offset = if on_page(&extent) { round_up(state.next) } else { state.next };
-            state.next = extent.offset + if discards { 0 } else { bytes.len() as u64 };
+            state.next = extent.offset + bytes.len() as u64;
             state.extents.push(extent);
         }
-        if !discards {
-            self.write_at(bytes, extent.offset)?;
-        }
+        self.write_at(bytes, extent.offset)?;
         if kind == Kind::Memory {
             self.meter.stored.fetch_add(decoded, Ordering::Relaxed);
         }
@@ -308,46 +244,40 @@ impl ImageWriter {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), ImageError> {
-        self.place.write_all_at(bytes, offset).map_err(ImageError::io(&self.path))
+        self.sink.write_all_at(bytes, offset).map_err(ImageError::io(&self.path))
     }
 
     /// Writes the table and the footer, and waits until all of it is on the disk.
     pub fn finish(self) -> Result<FileEntry, ImageError> {
-        self.complete().map(|(_, entry)| entry)
-    }
-
-    /// Finishes as [`ImageWriter::finish`] does, and gives the file back.
-    pub fn finish_open(self) -> Result<(File, FileEntry), ImageError> {
-        let path = self.path.clone();
-        match self.complete()? {
-            (Place::File { file, .. }, entry) => Ok((file, entry)),
-            _ => Err(ImageError::io(&path)(io::ErrorKind::Unsupported.into())),
-        }
-    }
-
-    fn complete(self) -> Result<(Place, FileEntry), ImageError> {
         let State { next, mut extents } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         extents.sort_by_key(|extent| (extent.kind, extent.object, extent.address));
         join_references(&mut extents);
-        if !self.discards {
-            check_table(&extents, next, &self.path)?;
-        }
+        check_table(&extents, next, &self.path)?;
         let table: Vec<u8> = extents.iter().flat_map(Extent::encode).collect();
         let footer =
             Footer { table: next, count: extents.len() as u64, checksum: crate::checksum(&table) };
         let footer = footer.encode();
         let end = next + table.len() as u64;
         let written = self
-            .place
+            .sink
             .write_all_at(&table, next)
-            .and_then(|()| self.place.write_all_at(&footer, end))
-            .and_then(|()| self.place.finish(end + footer.len() as u64));
+            .and_then(|()| self.sink.write_all_at(&footer, end))
+            .and_then(|()| self.sink.finish(end + footer.len() as u64));
         written.map_err(ImageError::io(&self.path))?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (bytes, checksum) = (end + footer.len() as u64, crate::checksum(&footer));
-        Ok((self.place, FileEntry { name, bytes, checksum }))
+        Ok(FileEntry { name, bytes, checksum })
     }
+}
+
+/// Makes the file `path`, which only its owner can read.
+fn new_file(path: &Path) -> Result<File, ImageError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let file = options.open(path).map_err(ImageError::io(path))?;
+    cached::keep(&file, Part::Data);
+    Ok(file)
 }
 
 /// Fails if a reader would refuse the table of these extents, whose payloads end at `limit`.

@@ -93,7 +93,8 @@ fn pack(
     let pieces: Vec<Piece> = snapshot.pieces().iter().filter(goes).cloned().collect();
     has_room(pieces.iter().map(|piece| piece.bytes).sum(), limits)?;
     let writers = (0..FILES).map(|_| ImageWriter::in_memory("kedge-away"));
-    let writers = writers.collect::<Result<Vec<ImageWriter>, _>>()?;
+    let made = writers.collect::<Result<Vec<(ImageWriter, File)>, _>>()?;
+    let (writers, files): (Vec<ImageWriter>, Vec<File>) = made.into_iter().unzip();
     let chunks = |(number, piece): (u64, &Piece)| {
         let (piece, bytes) = (piece.clone(), piece.bytes);
         let starts = (0..bytes).step_by(CHUNK as usize);
@@ -115,7 +116,8 @@ fn pack(
             &encoded,
         )?)
     })?;
-    let finished = writers.into_iter().map(|writer| Ok(writer.finish_open()?.0));
-    let files = finished.collect::<Result<Vec<File>, CaptureError>>()?;
+    for writer in writers {
+        writer.finish()?;
+    }
     Ok((files, pieces))
 }

@@ -54,7 +54,7 @@ impl Capture {
             .map(|(index, (number, object))| Rest { index, number: *number, bytes: object.bytes() })
             .collect();
         has_room(rest.iter().map(|rest| rest.bytes).sum(), limits)?;
-        let writer = ImageWriter::in_memory("kedge-held")?;
+        let (writer, file) = ImageWriter::in_memory("kedge-held")?;
         self.write_section(&writer)?;
         let parts = held.parts.iter().map(|part| (part.device, part.bytes)).collect();
         let saved = SavedHeld { parts: List::new(parts)?, places: List::new(places)? };
@@ -62,7 +62,7 @@ impl Capture {
         kedge_wire::encode(&saved, &mut section);
         writer.section(HELD_SECTION, &section)?;
         self.write_rest(&writer, &rest)?;
-        let (file, entry) = writer.finish_open()?;
+        let entry = writer.finish()?;
         let on_devices = held.parts.iter().map(|part| part.bytes).sum();
         Ok(Holding { file, entry, parts: held.parts, on_devices })
     }

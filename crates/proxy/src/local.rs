@@ -203,7 +203,7 @@ impl Captured for Taken {
 
     fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
         // A restart soon after takes a tenth of the time that reading from a disk takes.
-        self.write_by(ImageWriter::create(path)?.cached(), codec)
+        self.write_by(ImageWriter::create_cached(path)?, codec)
     }
 
     fn nearby(&self) -> Result<&dyn Nearby, &'static str> {

@@ -158,7 +158,7 @@ impl Captured for CapturedPlaces {
         saved.places = List::new(named)?;
         let mut section = Vec::new();
         kedge_wire::encode(&saved, &mut section);
-        let writer = ImageWriter::create(path)?.cached();
+        let writer = ImageWriter::create_cached(path)?;
         writer.section(PLACES_SECTION, &section)?;
         let entry = writer.finish()?;
         let checksums = beside.iter().map(|entry| entry.checksum).collect();
