@@ -28,6 +28,11 @@ pub enum Ask {
     Swap {
         out: bool,
     },
+    /// Capture what the job's devices hold, and read, encode and sum it as a checkpoint does: for
+    /// `kedge bench checkpoint`, which wants to know how long that takes. There is no image.
+    Measure {
+        codec: CodecName,
+    },
     /// Move the job's devices while it runs.
     Migrate(Migrate),
     /// Take the last image of a job that moves to another host as a whole, for which it stands
@@ -253,6 +258,12 @@ pub enum Reply {
     /// So many bytes are off the devices now.
     Swapped {
         bytes: u64,
+    },
+    /// So many bytes would have been written, which took so long from the moment that the devices
+    /// went on.
+    Measured {
+        bytes: u64,
+        seconds: f64,
     },
     Moving(Moving),
     /// The job stands still, and its last image is there: a [`Verdict`] is waited for.

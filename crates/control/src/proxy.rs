@@ -18,9 +18,6 @@ use thiserror::Error;
 pub const EXIT_BUG: i32 = 70;
 /// What a proxy exits with whose devices are on another machine and gone.
 pub const EXIT_LOST: i32 = 71;
-/// Set in a job's environment by `kedge bench checkpoint`, which measures all but the disk: nobody
-/// can restart such an image.
-pub const BENCH_DISCARD: &str = "KEDGE_BENCH_DISCARD";
 /// For an order or an answer to be sent.
 pub const SEND_LIMIT: Duration = Duration::from_secs(10);
 
@@ -48,6 +45,9 @@ wire! {
         Open = 4 {},
         /// Write what was captured to a new file, and forget it → `Written` or `WrittenAll`.
         Write = 5 { path: Text<4096>, codec: Text<16> },
+        /// Read, encode and sum what was captured as `Write` does, keep none of it, and forget it →
+        /// `Measured`. No image comes of it.
+        Measure = 25 { codec: Text<16> },
         /// Forget what was captured → `Yes`.
         Forget = 6 {},
         /// What other processes may have, too → `Shares`. Gated, as are the next two.
@@ -117,6 +117,8 @@ wire! {
         /// The same of a client whose devices are of several places: its file, and behind it one
         /// for each place, beside it.
         WrittenAll = 12 { files: List<WrittenFile, 17>, builds: bool },
+        /// The length and checksum of the file that there would be.
+        Measured = 13 { bytes: u64, checksum: u64 },
         /// `pid`: the proxy's, whose descriptors some are known by. `released`: files of memory
         /// that it had.
         Shares = 7 { pid: u32, shares: List<Share, MAX_SHARES>, released: List<(u64, u64), 4096> },

@@ -7,7 +7,7 @@ use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
 use crate::read::in_order;
-use crate::sink::{Sink, SumSink};
+use crate::sink::Sink;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
@@ -74,11 +74,6 @@ impl ImageWriter {
     /// Makes the same through the page cache alone: whoever reads it soon finds it in memory.
     pub fn create_cached(path: &Path) -> Result<ImageWriter, ImageError> {
         ImageWriter::begin(path.to_owned(), Box::new(FileSink::cached(new_file(path)?)))
-    }
-
-    /// Has what is written from here on only summed.
-    pub fn discarding(self) -> ImageWriter {
-        ImageWriter { sink: Box::<SumSink>::default(), ..self }
     }
 
     /// Makes a file that lies elsewhere, by the `name` that it has there.

@@ -9,9 +9,6 @@ use crate::executor::{NearEnd, Stored};
 use crate::record::{Image, Step};
 use crate::saved::DevicePiece;
 use crate::work;
-use kedge_control::joblog::JobLog;
-use kedge_control::proxy::BENCH_DISCARD;
-use kedge_control::warn;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
 use kedge_device::{Code, Digests, HeldPlace, Known, Piece, Snapshot, SnapshotError};
@@ -50,11 +47,6 @@ pub(crate) struct Capture {
 
 /// Stands for the digest of a block that is followed by its writes alone.
 const FOLLOWED: Digest = [0; 4];
-
-/// Whether what devices held is read and summed, and not written.
-fn discards() -> bool {
-    std::env::var_os(BENCH_DISCARD).is_some()
-}
 
 enum Source {
     Piece(Piece),
@@ -133,17 +125,9 @@ impl Capture {
     /// Writes it by `writer`: what the next can refer to comes with it.
     pub(crate) fn write(
         mut self,
-        mut writer: ImageWriter,
+        writer: ImageWriter,
         codec: Choice,
-        log: &JobLog,
     ) -> Result<(Stored, Option<Tracked>), CaptureError> {
-        if discards() {
-            warn!(
-                log,
-                "{BENCH_DISCARD} is set: what the devices hold is not in this image, which cannot be restarted"
-            );
-            writer = writer.discarding();
-        }
         self.write_section(&writer)?;
         let file = IntoFile { writer, codec, builds: AtomicBool::new(false) };
         let written = self.give(&file, Give::All)?;

@@ -198,6 +198,15 @@ impl Serving {
         Ok(Answer::Captured { bytes: source.take(taken, last) })
     }
 
+    /// What was stored, or summed, once the log has how fast it left the devices.
+    fn stored(&self, stored: Result<Stored, CaptureError>) -> Result<Stored, String> {
+        let stored = stored.map_err(|error| error.to_string())?;
+        if stored.drained.bytes > 0 {
+            note!(self.log, "{}", told(stored.drained));
+        }
+        Ok(stored)
+    }
+
     fn obey<'a>(
         &'a self,
         order: Order,
@@ -280,13 +289,14 @@ impl Serving {
             }
             (Order::Write { path, codec }, _) => {
                 let capture = captured.take().ok_or("nothing was captured")?;
-                let codec: Choice = codec.parse().map_err(|_| "no such codec")?;
                 let path = PathBuf::from(path.into_inner());
-                let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
-                if stored.drained.bytes > 0 {
-                    note!(self.log, "{}", told(stored.drained));
-                }
-                written(stored)
+                self.stored(capture.write(&path, choice(&codec)?)).and_then(written)
+            }
+            (Order::Measure { codec }, _) => {
+                let capture = captured.take().ok_or("nothing was captured")?;
+                let FileEntry { bytes, checksum, .. } =
+                    self.stored(capture.measure(choice(&codec)?))?.entry;
+                Ok(Answer::Measured { bytes, checksum })
             }
             (Order::Hold { image, file }, _) => {
                 let capture = captured.as_ref().ok_or("nothing was captured")?;
@@ -336,6 +346,10 @@ impl Serving {
             ) => Err("it serves already".into()),
         }
     }
+}
+
+fn choice(codec: &str) -> Result<Choice, String> {
+    codec.parse().map_err(|_| "no such codec".to_owned())
 }
 
 /// What became of a move's round, as an answer.

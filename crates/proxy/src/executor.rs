@@ -114,6 +114,12 @@ pub(crate) trait Captured: Send {
     /// Writes it to the new file `path`.
     fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError>;
 
+    /// Does all that [`Captured::write`] does, and keeps none of the bytes: nobody can restart what
+    /// it returns. By default it cannot be.
+    fn measure(self: Box<Self>, _codec: Choice) -> Result<Stored, CaptureError> {
+        Err(CaptureError::Unmeasured)
+    }
+
     /// Returns what it can do on this host; or why it cannot.
     fn nearby(&self) -> Result<&dyn Nearby, &'static str>;
 }

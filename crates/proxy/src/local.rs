@@ -13,7 +13,7 @@ use crate::wait::until;
 use kedge_control::sharing::{Bond, What};
 use kedge_device::{Backend, Known, SnapshotError};
 use kedge_device_nvidia::CacheLimits;
-use kedge_image::{Choice, ImageWriter};
+use kedge_image::{Choice, ImageWriter, SumSink};
 use kedge_protocol::PeerName;
 use kedge_transport::{Incoming, processors_to_spare};
 use std::path::Path;
@@ -61,8 +61,7 @@ impl Local {
             tracked
         });
         let capture = Capture::take(&self.dispatcher, near, tracked)?;
-        let (tracking, host) = (self.tracking.clone(), self.host.clone());
-        Ok(Taken { capture, tracking, host, limits: self.limits })
+        Ok(Taken { capture, tracking: self.tracking.clone(), limits: self.limits })
     }
 }
 
@@ -176,7 +175,6 @@ impl Room for Tracking {
 pub(crate) struct Taken {
     capture: Capture,
     tracking: Arc<Tracking>,
-    host: Arc<ProxyHost>,
     limits: CacheLimits,
 }
 
@@ -187,8 +185,8 @@ impl Taken {
         writer: ImageWriter,
         codec: Choice,
     ) -> Result<Stored, CaptureError> {
-        let Taken { capture, tracking, host, .. } = self;
-        let (stored, tracked) = capture.write(writer, codec, &host.log)?;
+        let Taken { capture, tracking, .. } = self;
+        let (stored, tracked) = capture.write(writer, codec)?;
         if let Some(tracked) = tracked {
             tracking.put(tracked);
         }
@@ -204,6 +202,12 @@ impl Captured for Taken {
     fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
         // A restart soon after takes a tenth of the time that reading from a disk takes.
         self.write_by(ImageWriter::create_cached(path)?, codec)
+    }
+
+    fn measure(self: Box<Self>, codec: Choice) -> Result<Stored, CaptureError> {
+        let writer = ImageWriter::elsewhere("what is measured", Box::<SumSink>::default())?;
+        // Nothing can build on what there is not: what was followed is forgotten with it.
+        Ok(self.capture.write(writer, codec)?.0)
     }
 
     fn nearby(&self) -> Result<&dyn Nearby, &'static str> {

@@ -9,6 +9,7 @@ pub(crate) mod error;
 pub(crate) mod joint;
 pub(crate) mod launcher;
 pub(crate) mod launches;
+pub(crate) mod measure;
 pub(crate) mod meeting;
 pub(crate) mod moving;
 pub(crate) mod recovery;

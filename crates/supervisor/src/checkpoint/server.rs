@@ -5,6 +5,7 @@ use crate::checkpoint::checkpointer::Checkpointer;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::joint::LaunchError;
 use crate::checkpoint::launches::Launching;
+use crate::checkpoint::measure::Measured;
 use kedge_control::job::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
 use kedge_control::service::{Asker, Limits, Service};
 use std::fs;
@@ -63,6 +64,10 @@ fn answer(asker: &Asker, checkpointer: &Arc<Checkpointer>) -> io::Result<()> {
                 Err(error) => send(stream, &failure(&error)),
             }
         }
+        Ask::Measure { codec } => match checkpointer.measure(&codec) {
+            Ok(Measured { bytes, seconds }) => send(stream, &Reply::Measured { bytes, seconds }),
+            Err(error) => send(stream, &failure(&error)),
+        },
         Ask::Migrate(order) => {
             let moved = checkpointer.migrate(&order, |moving| {
                 // The move goes on without anybody who listens.

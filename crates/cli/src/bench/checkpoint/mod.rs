@@ -10,7 +10,6 @@ use super::process::job::{Job, Taken, Warm};
 use crate::size::Size;
 use image::{durable, empty, room, settle, stored};
 use kedge_control::gpu::GpuSpec;
-use kedge_control::proxy::BENCH_DISCARD;
 use kedge_probe::{DriverTimes, Held, Series};
 use kedge_supervisor::kedge_again;
 use std::path::Path;
@@ -27,8 +26,6 @@ const SECONDS: &str = "rate 1";
 const MAX_RATES: usize = 60;
 /// Of the blocks.
 const CHANGE: &str = "change 5";
-/// Has a job's proxies read and sum what devices held, and not write it.
-const DISCARD: (&str, &str) = (BENCH_DISCARD, "1");
 /// What the program holds on the host where that is measured, and beside it on the device.
 const RESIDENT: u64 = 1 << 30;
 /// Most device memory, in bytes, of which the driver's own checkpoint is measured: it puts the
@@ -50,8 +47,7 @@ pub(super) const RESTART_WARM: &str = "restart in a warm proxy until the program
 pub(super) const DURABLE: &str = "durable";
 pub(super) const IDLE_DRAIN: &str =
     "drain of a program that waits, with all else until it is durable";
-pub(super) const SUNK: &str =
-    "drain of a program that waits into a sink that only sums, with all else";
+pub(super) const SUNK: &str = "drain of a program that waits into a sink that only sums";
 pub(super) const LEFT: &str =
     "the same, of what was in device memory at the pause's end, over the time that it took";
 pub(super) const BEATEN: &str = "seconds of the drain beside which it beats";
@@ -96,7 +92,6 @@ impl Bench<'_> {
                 empty(self.dir)?;
             }
             self.sunk(size, &mut all)?;
-            empty(self.dir)?;
         }
         // There may be no driver that can.
         if self.driver && size <= MAX_DRIVER_SIZE && !matches!(self.gpu, GpuSpec::Soft { .. }) {
@@ -190,12 +185,10 @@ impl Bench<'_> {
         let held = held(size, 0, true)?;
         let most = size.to_string();
         let options = ["--cache-host", &*most];
-        let mut job = Job::beating_with(self.gpu, &held, self.dir, "c", &options, &[DISCARD])?;
+        let mut job = Job::beating(self.gpu, &held, self.dir, "c", &options)?;
         job.ask("rest")?;
-        let taken = job.checkpoint_by("raw", &["--wait", "captured"])?;
-        let begin = SystemTime::now();
         let gib = size as f64 / f64::from(1 << 30);
-        all.sunk.push(gib / settle(&taken.image, begin)?);
+        all.sunk.push(gib / job.measure("raw")?);
         all.left.extend(job.drains()?);
         job.end();
         Ok(())

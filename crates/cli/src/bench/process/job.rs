@@ -3,7 +3,8 @@
 
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::Held;
-use kedge_supervisor::control::Moving;
+use kedge_supervisor::control::{self, Moving};
+use kedge_supervisor::jobs::{JobName, Jobs};
 use kedge_supervisor::{kedge_again, warm};
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
@@ -60,21 +61,8 @@ impl Job {
         tag: &str,
         options: &[&str],
     ) -> Result<Job, String> {
-        Job::beating_with(gpu, held, dir, tag, options, &[])
-    }
-
-    /// The same, with more variables in its environment.
-    pub(in crate::bench) fn beating_with(
-        gpu: &GpuSpec,
-        held: &Held,
-        dir: &Path,
-        tag: &str,
-        options: &[&str],
-        more: &[(&str, &str)],
-    ) -> Result<Job, String> {
         let name = format!("kedge-bench-{}-{tag}", std::process::id());
         let mut command = kedge_again();
-        command.envs(more.iter().copied());
         command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
         command.args(options).arg("--").arg(kedge_again().get_program());
         Job::beat(command, held, name)
@@ -166,6 +154,14 @@ impl Job {
             Some(mib.parse::<f64>().ok()? / 1024.0 / (ms.parse::<f64>().ok()? / 1e3))
         };
         Ok(self.log()?.lines().filter_map(rate).collect())
+    }
+
+    /// Has what its devices hold read, encoded and summed, and no image made of it: seconds.
+    pub(in crate::bench) fn measure(&self, codec: &str) -> Result<f64, String> {
+        let jobs = Jobs::open().map_err(|error| error.to_string())?;
+        let name: JobName = self.name.parse().map_err(|_| "its name is none of a job")?;
+        let measured = control::measure(&jobs, &name, codec);
+        measured.map(|(_, seconds)| seconds).map_err(|error| error.to_string())
     }
 
     fn log(&self) -> Result<String, String> {

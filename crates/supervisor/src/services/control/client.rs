@@ -169,6 +169,22 @@ fn swap_of(jobs: &Jobs, name: &JobName, out: bool, sending: &Sending) -> Result<
     }
 }
 
+/// Has what the devices of the job `name` hold captured, read, encoded by `codec` and summed, and
+/// no image made of it: how many bytes that were, and how many seconds it took.
+pub fn measure(jobs: &Jobs, name: &JobName, codec: &str) -> Result<(u64, f64), AskError> {
+    let control = reach(jobs, name)?;
+    let asked = ask(&control, Ask::Measure { codec: codec.to_owned() });
+    match asked.and_then(|stream| receive(&stream)) {
+        Ok(Reply::Measured { bytes, seconds }) => Ok((bytes, seconds)),
+        Ok(Reply::Failed { message, .. }) => Err(AskError::Failed(message)),
+        Ok(_) => {
+            let source = io::Error::from(io::ErrorKind::InvalidData);
+            Err(AskError::Silent { job: name.clone(), source })
+        }
+        Err(source) => Err(AskError::Silent { job: name.clone(), source }),
+    }
+}
+
 /// Moves the devices of the job `name` while it runs, and tells how far that is. With `of`, only
 /// those of the job that this has supervised until now, and none of a later job of its name.
 pub fn migrate(
@@ -372,6 +388,7 @@ pub(crate) fn take(
             }
             Reply::Settled
             | Reply::Swapped { .. }
+            | Reply::Measured { .. }
             | Reply::Moving(_)
             | Reply::Standing { .. }
             | Reply::Departed

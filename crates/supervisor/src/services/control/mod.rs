@@ -4,7 +4,9 @@
 mod client;
 
 pub use crate::base::sending::{Sending, Stage};
-pub use client::{AskError, DepartAskError, Until, checkpoint, depart, hail, kill, migrate, swap};
+pub use client::{
+    AskError, DepartAskError, Until, checkpoint, depart, hail, kill, measure, migrate, swap,
+};
 pub(crate) use client::{TakeError, settle, take};
 pub use kedge_control::job::{CodecName, Content, Kill, Migrate, Moving, Order, Progress, Settles};
 
