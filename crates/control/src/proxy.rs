@@ -43,8 +43,15 @@ wire! {
         PrepareRound = 24 {},
         /// Go on → `Yes`.
         Open = 4 {},
-        /// Write what was captured to a new file, and forget it → `Written` or `WrittenAll`.
-        Write = 5 { path: Text<4096>, codec: Text<16> },
+        /// How many files does what was captured need? → `Files`.
+        Files = 26 {},
+        /// Before `Write`: the files of several places, in their order, empty and as many of them
+        /// as there is room for → `Yes`.
+        Beside = 27 {},
+        /// Write what was captured to the empty file that comes with this, and forget it →
+        /// `Written` or `WrittenAll`. `name` is what the file is called in its folder, where
+        /// nothing is looked for.
+        Write = 5 { name: Text<256>, codec: Text<16> },
         /// Read, encode and sum what was captured as `Write` does, keep none of it, and forget it →
         /// `Measured`. No image comes of it.
         Measure = 25 { codec: Text<16> },
@@ -112,6 +119,8 @@ wire! {
         Yes = 1 {},
         No = 2 {},
         Captured = 3 { bytes: u64 },
+        /// The client's own, and so many beside it: one for each of several places.
+        Files = 14 { beside: u32 },
         /// `builds`: the file refers to the one that it could.
         Written = 4 { bytes: u64, checksum: u64, builds: bool },
         /// The same of a client whose devices are of several places: its file, and behind it one

@@ -160,14 +160,24 @@ fn regular(from: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<(File, Stat
         Err(Errno::LOOP | Errno::NXIO) => return Err(damaged(NOT_REGULAR)),
         other => other.map_err(|error| ImageError::io(path)(error.into()))?,
     };
-    let found = fstat(&opened).map_err(|error| ImageError::io(path)(error.into()))?;
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(damaged(NOT_REGULAR));
-    }
-    Ok((File::from(opened), found))
+    let opened = File::from(opened);
+    let found = check_regular(&opened, path)?;
+    Ok((opened, found))
 }
 
-const NOT_REGULAR: &str = "it is no regular file";
+/// Fails unless `file` is a regular one; errors call it `path`.
+pub(crate) fn check_regular(file: &File, path: &Path) -> Result<Stat, ImageError> {
+    let found = fstat(file).map_err(|error| ImageError::io(path)(error.into()))?;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => Ok(found),
+        _ => {
+            let (path, what) = (path.to_owned(), NOT_REGULAR);
+            Err(ImageError::Damaged { path, offset: 0, what })
+        }
+    }
+}
+
+pub(crate) const NOT_REGULAR: &str = "it is no regular file";
 
 /// Returns whether this process is root, and not an ordinary user who sees himself as root in a
 /// user namespace.

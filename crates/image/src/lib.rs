@@ -48,7 +48,7 @@ pub use read::ImageFile;
 pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, retain};
 pub use sink::{Sink, SumSink};
 pub use verify::{Verified, verify, verify_telling, verify_written};
-pub use write::{ImageWriter, Meter, Packer};
+pub use write::{ImageWriter, Meter, Packer, check_new, is_file_name};
 
 /// Returns the checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not
 /// authenticate: an image is as trustworthy as the folder that it lies in.

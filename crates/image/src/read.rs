@@ -4,9 +4,10 @@ use crate::bytes::{Bytes, ReadFrom};
 use crate::codec::{self, Codec};
 use crate::elsewhere::ReadAt;
 use crate::error::ImageError;
-use crate::folder::{Folder, open_regular};
+use crate::folder::{Folder, check_regular, open_regular};
 use crate::layout::{self, Extent, FOOTER, Footer, HEADER, Kind, RECORD, VERSION};
 use crate::manifest::FileEntry;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// An open file whose table has been checked. Payloads are checked as they are read.
@@ -34,6 +35,20 @@ impl ImageFile {
         let path = folder.path().join(&entry.name);
         let file = Bytes::on_device(folder.file(&entry.name)?).map_err(ImageError::io(&path))?;
         ImageFile::new(file, &path, Some(entry))
+    }
+
+    /// Reads the open `file`, which must be the one that `entry` describes. Nothing is opened:
+    /// `name` is what errors call it.
+    ///
+    /// # Errors
+    /// It is no regular file, cannot be read, is damaged or is another file.
+    pub fn of_descriptor(
+        file: File,
+        name: &Path,
+        entry: Option<&FileEntry>,
+    ) -> Result<ImageFile, ImageError> {
+        check_regular(&file, name)?;
+        ImageFile::new(Bytes::cached(file), name, entry)
     }
 
     /// Opens a file that lies elsewhere, which must be the one that `entry` describes.

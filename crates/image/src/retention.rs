@@ -4,12 +4,14 @@ use crate::cached;
 use crate::error::ImageError;
 use crate::folder::Folder;
 use crate::manifest::{self, Manifest, NAME, NEW};
+use crate::write;
 use rustix::fs::{AtFlags, unlinkat};
 use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -25,17 +27,27 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct Claim {
     folder: PathBuf,
-    /// `None` where the file system has no such locks; such a folder is never taken for nobody's.
-    _lock: Option<File>,
+    /// Locked, but where the file system has no such locks: there a folder is never taken for
+    /// nobody's.
+    dir: File,
 }
 
 impl Claim {
     /// Claims the folder for the next image of `job` in `parent`.
     pub fn new(parent: &Path, job: &str) -> Result<Claim, ImageError> {
         let folder = manifest::next_folder(parent, job)?;
-        let lock = File::open(&folder).map_err(ImageError::io(&folder))?;
-        let locked = lock.try_lock().is_ok();
-        Ok(Claim { folder, _lock: locked.then_some(lock) })
+        let dir = File::open(&folder).map_err(ImageError::io(&folder))?;
+        let _ = dir.try_lock();
+        Ok(Claim { folder, dir })
+    }
+
+    /// Makes the file `name` in the folder, whatever has the folder's name by now. Only its owner
+    /// can read it.
+    ///
+    /// # Errors
+    /// It exists, it cannot be made, or `name` is none of a file in the folder.
+    pub fn create(&self, name: &str) -> Result<File, ImageError> {
+        write::create_in(self.dir.as_fd(), name, &self.folder)
     }
 
     pub fn folder(&self) -> &Path {

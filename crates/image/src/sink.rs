@@ -57,6 +57,8 @@ impl Sink for SumSink {
 mod tests {
     use super::*;
     use crate::{Choice, ImageWriter, PAGE, encode};
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
 
     fn write(writer: ImageWriter) -> crate::FileEntry {
         writer.section(16, b"notes").unwrap();
@@ -79,5 +81,26 @@ mod tests {
         sink.write_all_at(&[2; 7], 0).unwrap();
         assert_eq!(sink.bytes(), 107);
         assert!(sink.read_exact_at(&mut [0; 7], 0).is_err(), "nothing is kept");
+    }
+
+    #[test]
+    fn only_a_new_regular_file_is_written() {
+        let refused = |file: OwnedFd| {
+            let error = ImageWriter::to_file(file.into(), "x.kimg").unwrap_err().to_string();
+            assert!(error.starts_with("x.kimg: "), "{error}");
+            error
+        };
+        let (reading, writing) = io::pipe().unwrap();
+        for other in [OwnedFd::from(writing), reading.into()] {
+            assert!(refused(other).contains("no regular file"));
+        }
+        let folder = File::open(std::env::temp_dir()).unwrap();
+        assert!(refused(folder.into()).contains("no regular file"));
+        let zero = File::options().write(true).open("/dev/null").unwrap();
+        assert!(refused(zero.into()).contains("no regular file"));
+        let memory = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let again = memory.try_clone().unwrap();
+        write(ImageWriter::to_file(memory.into(), "x.kimg").unwrap());
+        assert!(refused(again).contains("not empty"));
     }
 }

@@ -4,12 +4,16 @@ use crate::cached::{self, Part};
 use crate::codec::{Choice, Codec, Encoded, decode, encode};
 use crate::direct::{FileSink, PageBuffer, Spare};
 use crate::error::ImageError;
+use crate::folder::NOT_REGULAR;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
 use crate::read::in_order;
 use crate::sink::Sink;
+use rustix::fs::{Mode, OFlags, openat};
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,12 +72,23 @@ impl ImageWriter {
     /// Makes the file `path`, which must not exist; only its owner can read it, because it holds
     /// everything that the program had in memory.
     pub fn create(path: &Path) -> Result<ImageWriter, ImageError> {
-        ImageWriter::begin(path.to_owned(), Box::new(FileSink::direct(new_file(path)?)))
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(path).map_err(ImageError::io(path))?;
+        cached::keep(&file, Part::Data);
+        ImageWriter::begin(path.to_owned(), Box::new(FileSink::direct(file)))
     }
 
-    /// Makes the same through the page cache alone: whoever reads it soon finds it in memory.
-    pub fn create_cached(path: &Path) -> Result<ImageWriter, ImageError> {
-        ImageWriter::begin(path.to_owned(), Box::new(FileSink::cached(new_file(path)?)))
+    /// Writes a new file that somebody else has made, as [`crate::Claim::create`] does. Nothing is
+    /// opened: `name` is what errors call it, and its last part what the manifest does. Whoever
+    /// reads it soon finds it in memory.
+    ///
+    /// # Errors
+    /// It is no regular file, or has bytes already.
+    pub fn to_file(file: File, name: impl Into<PathBuf>) -> Result<ImageWriter, ImageError> {
+        let path = name.into();
+        check_new(&file, &path)?;
+        ImageWriter::begin(path, Box::new(FileSink::cached(file)))
     }
 
     /// Makes a file that lies elsewhere, by the `name` that it has there.
@@ -266,13 +281,41 @@ impl ImageWriter {
     }
 }
 
-/// Makes the file `path`, which only its owner can read.
-fn new_file(path: &Path) -> Result<File, ImageError> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(0o600);
-    let file = options.open(path).map_err(ImageError::io(path))?;
+/// Makes the file `name`, which must not exist, in the open `folder`; only its owner can read it.
+/// What errors call it is below `shown`, where nothing is looked for.
+///
+/// # Errors
+/// It exists, the folder takes no new file, or `name` leads out of it.
+pub(crate) fn create_in(
+    folder: BorrowedFd<'_>,
+    name: &str,
+    shown: &Path,
+) -> Result<File, ImageError> {
+    let path = shown.join(name);
+    if !is_file_name(name) {
+        return Err(ImageError::io(&path)(io::ErrorKind::InvalidFilename.into()));
+    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat(folder, name, flags, Mode::RUSR | Mode::WUSR);
+    let file = File::from(made.map_err(|error| ImageError::io(&path)(error.into()))?);
     cached::keep(&file, Part::Data);
     Ok(file)
+}
+
+/// Returns whether `name` names a file of a folder, and cannot lead out of it.
+pub fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && ![".", ".."].contains(&name) && !name.contains(['/', '\0'])
+}
+
+/// Fails unless it is a regular file without bytes, which errors call `path`.
+pub fn check_new(file: &File, path: &Path) -> Result<(), ImageError> {
+    let found = file.metadata().map_err(ImageError::io(path))?;
+    let refused = |why| Err(ImageError::io(path)(io::Error::new(io::ErrorKind::InvalidInput, why)));
+    match (found.is_file(), found.len()) {
+        (false, _) => refused(NOT_REGULAR),
+        (true, 0) => Ok(()),
+        (true, _) => refused("it is not empty"),
+    }
 }
 
 /// Fails if a reader would refuse the table of these extents, whose payloads end at `limit`.

@@ -3,7 +3,7 @@
 
 use crate::ending;
 use crate::error::CaptureError;
-use crate::executor::{Build, Captured, Identity, NearEnd, Room, Shares, Stored};
+use crate::executor::{Build, Captured, Identity, NearEnd, NewFiles, Room, Shares, Stored};
 use crate::gate::{Closed, Gate};
 use crate::owner::Owner;
 use crate::source::Source;
@@ -13,8 +13,9 @@ use kedge_control::keeper::{self, Offer};
 use kedge_control::proxy::{Answer, Order, Orders, SEND_LIMIT, WrittenFile};
 use kedge_control::sharing::MAX_SHARES;
 use kedge_control::{note, warn};
+use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_device::Drained;
-use kedge_image::{Choice, FileEntry};
+use kedge_image::{Choice, FileEntry, is_file_name};
 use kedge_transport::Server;
 use kedge_wire::{List, Text};
 use std::fs::File;
@@ -78,6 +79,8 @@ struct UnderWay<'a> {
     moving: Option<Source>,
     closed: Option<Closed<'a>>,
     captured: Option<Box<dyn Captured>>,
+    /// New files of several places, for what was captured.
+    beside: Vec<File>,
 }
 
 impl Serving {
@@ -136,7 +139,7 @@ impl Serving {
     fn move_on(
         &self,
         order: &Order,
-        mut fds: Vec<OwnedFd>,
+        fds: &mut Vec<OwnedFd>,
         under_way: &mut UnderWay<'_>,
     ) -> Option<Result<Answer, String>> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
@@ -210,13 +213,13 @@ impl Serving {
     fn obey<'a>(
         &'a self,
         order: Order,
-        fds: Vec<OwnedFd>,
+        mut fds: Vec<OwnedFd>,
         under_way: &mut UnderWay<'a>,
     ) -> Result<Answer, String> {
-        if let Some(done) = self.move_on(&order, fds, under_way) {
+        if let Some(done) = self.move_on(&order, &mut fds, under_way) {
             return done;
         }
-        let UnderWay { closed, captured, .. } = under_way;
+        let UnderWay { closed, captured, beside, .. } = under_way;
         let yes = |yes| Ok(if yes { Answer::Yes {} } else { Answer::No {} });
         match (order, &closed) {
             (Order::Gate { within_ms }, _) => {
@@ -287,10 +290,22 @@ impl Serving {
                 *closed = None;
                 yes(true)
             }
-            (Order::Write { path, codec }, _) => {
+            (Order::Files {}, _) => {
+                let capture = captured.as_ref().ok_or("nothing was captured")?;
+                beside.clear();
+                Ok(Answer::Files { beside: capture.beside() as u32 })
+            }
+            (Order::Beside {}, _) => {
+                if beside.len() + fds.len() > MAX_DEVICES as usize {
+                    return Err("there are more files than there can be places".into());
+                }
+                beside.extend(fds.into_iter().map(File::from));
+                yes(true)
+            }
+            (Order::Write { name, codec }, _) => {
                 let capture = captured.take().ok_or("nothing was captured")?;
-                let path = PathBuf::from(path.into_inner());
-                self.stored(capture.write(&path, choice(&codec)?)).and_then(written)
+                let to = new_files(name.into_inner(), fds, std::mem::take(beside))?;
+                self.stored(capture.write(to, choice(&codec)?)).and_then(written)
             }
             (Order::Measure { codec }, _) => {
                 let capture = captured.take().ok_or("nothing was captured")?;
@@ -318,6 +333,7 @@ impl Serving {
             }
             (Order::Forget {}, _) => {
                 *captured = None;
+                beside.clear();
                 yes(true)
             }
             (
@@ -346,6 +362,15 @@ impl Serving {
             ) => Err("it serves already".into()),
         }
     }
+}
+
+/// The files that an order to write came with.
+fn new_files(name: String, fds: Vec<OwnedFd>, beside: Vec<File>) -> Result<NewFiles, String> {
+    if !is_file_name(&name) {
+        return Err(format!("`{}` is no name of a file", name.escape_debug()));
+    }
+    let [own] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| "it got no file to write to")?;
+    Ok(NewFiles { name, own: own.into(), beside })
 }
 
 fn choice(codec: &str) -> Result<Choice, String> {

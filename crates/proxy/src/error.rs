@@ -21,6 +21,8 @@ pub(crate) enum CaptureError {
     TooMuch(#[from] TooLong),
     #[error("this image builds on another: only one that holds all (--full) is held")]
     Part,
+    #[error("it needs {needs} files beside its own, and has got {got}")]
+    Files { needs: usize, got: usize },
     #[error("only devices of one place, on this machine, are measured")]
     Unmeasured,
     #[error("cannot draw random keys: {0}")]

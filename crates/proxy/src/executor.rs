@@ -15,7 +15,6 @@ use kedge_protocol::PeerName;
 use kedge_transport::Incoming;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,8 +110,13 @@ pub(crate) struct Build {
 pub(crate) trait Captured: Send {
     fn bytes(&self) -> u64;
 
-    /// Writes it to the new file `path`.
-    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError>;
+    /// Returns how many files it needs beside its own. By default none.
+    fn beside(&self) -> usize {
+        0
+    }
+
+    /// Writes it to new files.
+    fn write(self: Box<Self>, to: NewFiles, codec: Choice) -> Result<Stored, CaptureError>;
 
     /// Does all that [`Captured::write`] does, and keeps none of the bytes: nobody can restart what
     /// it returns. By default it cannot be.
@@ -128,6 +132,16 @@ pub(crate) trait Captured: Send {
 pub(crate) trait Nearby {
     /// Returns what outlives this process of a capture.
     fn hold(&self) -> Result<Holding, CaptureError>;
+}
+
+/// New files, empty, that others have made for a capture.
+#[derive(Debug)]
+pub(crate) struct NewFiles {
+    /// What the image calls the client's own.
+    pub(crate) name: String,
+    pub(crate) own: File,
+    /// One for each of several places.
+    pub(crate) beside: Vec<File>,
 }
 
 /// What was written.

@@ -5,7 +5,7 @@ use crate::changes::Tracked;
 use crate::dispatch::Dispatcher;
 use crate::error::CaptureError;
 use crate::executor::Holding;
-use crate::executor::{Build, Captured, Executor, NearEnd, Nearby, Room, Shares, Stored};
+use crate::executor::{Build, Captured, Executor, NearEnd, Nearby, NewFiles, Room, Shares, Stored};
 use crate::host::ProxyHost;
 use crate::moving::{Follows, Shown};
 use crate::source::ShownHere;
@@ -16,7 +16,6 @@ use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, ImageWriter, SumSink};
 use kedge_protocol::PeerName;
 use kedge_transport::{Incoming, processors_to_spare};
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -199,9 +198,9 @@ impl Captured for Taken {
         self.capture.bytes()
     }
 
-    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+    fn write(self: Box<Self>, to: NewFiles, codec: Choice) -> Result<Stored, CaptureError> {
         // A restart soon after takes a tenth of the time that reading from a disk takes.
-        self.write_by(ImageWriter::create_cached(path)?, codec)
+        self.write_by(ImageWriter::to_file(to.own, to.name)?, codec)
     }
 
     fn measure(self: Box<Self>, codec: Choice) -> Result<Stored, CaptureError> {

@@ -3,14 +3,14 @@
 
 use super::{Place, Places, not_several};
 use crate::error::CaptureError;
-use crate::executor::{Build, Captured, Identity, NearEnd, Nearby, Room, Stored};
+use crate::executor::{Build, Captured, Identity, NearEnd, Nearby, NewFiles, Room, Stored};
 use kedge_device::Drained;
 use kedge_gpu_image::{PLACES_SECTION, PLACES_VERSION, SavedPlace, SavedPlaces, place_file};
 use kedge_image::{Choice, ImageWriter};
 use kedge_protocol::DeviceInfo;
 use kedge_transport::ATTRIBUTE_PLACE;
 use kedge_wire::{List, Text};
-use std::path::Path;
+use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{panic, thread};
 
@@ -137,12 +137,19 @@ impl Captured for CapturedPlaces {
         self.places.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+    fn beside(&self) -> usize {
+        self.places.len()
+    }
+
+    fn write(self: Box<Self>, to: NewFiles, codec: Choice) -> Result<Stored, CaptureError> {
         let CapturedPlaces { mut saved, places, newest } = *self;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let NewFiles { name, own, beside: files } = to;
+        if files.len() != places.len() {
+            return Err(CaptureError::Files { needs: places.len(), got: files.len() });
+        }
         let (mut named, mut beside) = (Vec::new(), Vec::new());
         let (mut builds, mut drained) = (false, Drained::default());
-        for (windows, stored) in write_all(places, path, &name, codec) {
+        for (windows, stored) in write_all(places, files, &name, codec) {
             let Stored { entry, builds: this, drained: from, .. } = stored?;
             named.push(SavedPlace {
                 windows: List::new(windows)?,
@@ -158,7 +165,7 @@ impl Captured for CapturedPlaces {
         saved.places = List::new(named)?;
         let mut section = Vec::new();
         kedge_wire::encode(&saved, &mut section);
-        let writer = ImageWriter::create_cached(path)?;
+        let writer = ImageWriter::to_file(own, name)?;
         writer.section(PLACES_SECTION, &section)?;
         let entry = writer.finish()?;
         let checksums = beside.iter().map(|entry| entry.checksum).collect();
@@ -174,18 +181,18 @@ impl Captured for CapturedPlaces {
 /// Writes each place's file, all at once: their bytes come over lines of their own.
 fn write_all(
     places: Vec<CapturedPlace>,
-    path: &Path,
+    files: Vec<File>,
     name: &str,
     codec: Choice,
 ) -> Vec<(Vec<u32>, Result<Stored, CaptureError>)> {
-    let mut places: Vec<Option<CapturedPlace>> = places.into_iter().map(Some).collect();
+    let mut places: Vec<_> = places.into_iter().zip(files).map(Some).collect();
     let written = all(
         &mut places,
         |_| true,
         |at, place| {
-            let CapturedPlace { windows, captured } = place.take()?;
-            let path = path.with_file_name(place_file(name, at));
-            Some((windows, captured.write(&path, codec)))
+            let (CapturedPlace { windows, captured }, own) = place.take()?;
+            let to = NewFiles { name: place_file(name, at), own, beside: Vec::new() };
+            Some((windows, captured.write(to, codec)))
         },
     );
     written.into_iter().flatten().collect()

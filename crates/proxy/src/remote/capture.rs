@@ -4,13 +4,12 @@
 use super::image_way::{ImageStream, ImageWay};
 use super::near::Near;
 use crate::error::CaptureError;
-use crate::executor::{Captured, Nearby, Room, Stored};
+use crate::executor::{Captured, Nearby, NewFiles, Room, Stored};
 use kedge_device::Drained as FromDevices;
-use kedge_image::{Choice, FileEntry, ImageError, ImageFile};
+use kedge_image::{Choice, FileEntry, ImageError, ImageFile, check_new};
 use kedge_remote::{Arrived, Aside, Drained, ImageAsk, ImageLineError, read_one, receive_file};
 use kedge_wire::Text;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,20 +50,19 @@ impl Captured for FarCapture {
         self.bytes
     }
 
-    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+    fn write(self: Box<Self>, to: NewFiles, codec: Choice) -> Result<Stored, CaptureError> {
+        let NewFiles { name, own: file, .. } = to;
+        let path = Path::new(&name);
+        check_new(&file, path)?;
         let at = |source| ImageError::Io { path: path.to_owned(), source };
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(at)?;
         let Arrived { bytes, checksum, builds, drained, drained_us } =
             self.drain(&file, codec).map_err(|error| match error {
                 ImageLineError::Store(source) => at(source).into(),
                 other => CaptureError::from(other),
             })?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let entry = FileEntry { name, bytes, checksum };
+        let entry = FileEntry { name: name.clone(), bytes, checksum };
         // What has come is what a restart will want.
-        ImageFile::open(path, Some(&entry))?;
+        ImageFile::of_descriptor(file, path, Some(&entry))?;
         let time = Duration::from_micros(drained_us);
         let drained = FromDevices { bytes: drained, time };
         Ok(Stored { entry, beside: Vec::new(), builds, drained })

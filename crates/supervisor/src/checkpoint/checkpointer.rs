@@ -271,8 +271,8 @@ impl Checkpointer {
             let amount = Amount::of(&options, self.devices().is_some());
             let written = amount.telling(order.tell, &mut tell, |mut tell| {
                 let tell = &mut tell;
-                let with = (meeting, leaves);
-                self.write(options, order.verify, ttl.is_some(), with, &mut session, tell)
+                let (reads, with) = ((order.verify, ttl.is_some()), (meeting, leaves));
+                self.write(options, &claim, reads, with, &mut session, tell)
             });
             match written {
                 Ok(written) => {
@@ -312,14 +312,13 @@ impl Checkpointer {
     fn write(
         &self,
         mut options: Options,
-        verify: bool,
-        holds: bool,
+        claim: &Claim,
+        (verify, holds): (bool, bool),
         (meeting, leaves): (Option<&Arc<Meeting>>, Option<&dyn Leaves>),
         session: &mut Option<Held>,
         tell: &mut impl FnMut(Progress),
     ) -> Result<Written, CheckpointError> {
         let (image, codec) = (options.folder.clone(), options.codec);
-        let folder = image.clone();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
         options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU, &PMI]);
@@ -367,14 +366,14 @@ impl Checkpointer {
         manifest.devices = self.devices().clone();
         let holder = holds.then_some(&*self.log);
         let late = captured.late_warnings.clone();
-        let (manifest, held) = captures.write(captured, manifest, &folder, codec, holder)?;
+        let (manifest, held) = captures.write(captured, manifest, claim, codec, holder)?;
         self.warnings(&late.lock().unwrap_or_else(PoisonError::into_inner));
         let verified = verify.then(|| read_back(&image, manifest.bytes(), tell)).transpose()?;
         if let Some(verified) = &verified {
             note!(self.log, "{}: read back from: {verified}", image.display());
         }
         if let Some(meeting) = meeting {
-            let counts = meeting.durable(&folder).map_err(CheckpointError::Part);
+            let counts = meeting.durable(&image).map_err(CheckpointError::Part);
             // What is no part of a whole is nothing to build on.
             counts.inspect_err(|_| self.tracker.forget())?;
         }

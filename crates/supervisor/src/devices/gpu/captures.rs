@@ -1,16 +1,20 @@
 //! What proxies have captured, and the files of an image that they write it to.
 
-use super::{LIMIT, refused};
+use super::LIMIT;
 use crate::base::phases;
 use crate::devices::quiesce::Resting;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
 use kedge_control::warn;
+use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_gpu_image::place_file;
-use kedge_image::{Choice, FileEntry, Manifest};
+use kedge_image::{Choice, Claim, FileEntry, ImageError, Manifest};
 use kedge_process::plugins::PluginError;
 use kedge_process::{Captured, EngineError};
+use kedge_socket::frame::MAX_FDS;
 use kedge_wire::Text;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -27,14 +31,14 @@ impl Captures {
         Captures { clients }
     }
 
-    /// Writes everything, the processes' memory side by side with the devices': the image of
-    /// `folder`. With `holder`, a log, has it held in memory as well; of how many clients it is, if
-    /// of all.
+    /// Writes everything, the processes' memory side by side with the devices': the image that
+    /// `claim` is for. With `holder`, a log, has it held in memory as well; of how many clients it
+    /// is, if of all.
     pub(crate) fn write(
         mut self,
         captured: Captured,
         manifest: Manifest,
-        folder: &Path,
+        claim: &Claim,
         codec: Choice,
         holder: Option<&JobLog>,
     ) -> Result<(Manifest, Option<u32>), EngineError> {
@@ -42,10 +46,10 @@ impl Captures {
         let all = clients.len() as u32;
         let held = &AtomicU32::new(0);
         let save = |name: String, client: &Resting| {
-            if holder.is_some_and(|log| hold(client, folder, &name, log)) {
+            if holder.is_some_and(|log| hold(client, claim.folder(), &name, log)) {
                 held.fetch_add(1, Ordering::SeqCst);
             }
-            write(client, folder, name, codec)
+            write(client, claim, name, codec)
         };
         let save = &save;
         let manifest = thread::scope(|scope| {
@@ -90,17 +94,38 @@ fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
     held.is_ok()
 }
 
-/// Has one client's devices written: its files, and whether any builds on another.
+/// Makes the files that one client's devices need, and has them written by their descriptors: its
+/// proxy needs no way to the folder, and no right to it. Returns the files, and whether any builds
+/// on another.
 fn write(
     client: &Resting,
-    folder: &Path,
+    claim: &Claim,
     name: String,
     codec: Choice,
 ) -> Result<(Vec<FileEntry>, bool), PluginError> {
-    let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
-    let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
-    match client.proxy.control.ask(&order, &[], LIMIT) {
-        Ok(Answer::Written { bytes, checksum, builds }) => {
+    let control = &client.proxy.control;
+    // The proxy knows the file's name alone.
+    let refused = |pid, error: &ControlError| {
+        let folder = claim.folder().display();
+        PluginError::Refused(format!("the devices of process {pid}, for {folder}: {error}"))
+    };
+    let beside = match control.ask(&Order::Files {}, &[], LIMIT) {
+        Ok(Answer::Files { beside }) if beside <= MAX_DEVICES => beside as usize,
+        Ok(_) => return Err(refused(client.pid, &ControlError::Nonsense)),
+        Err(error) => return Err(refused(client.pid, &error)),
+    };
+    let beside = (0..beside).map(|place| claim.create(&place_file(&name, place)));
+    let beside = beside.collect::<Result<Vec<File>, ImageError>>()?;
+    for some in beside.chunks(MAX_FDS) {
+        let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
+        let taken = control.ask(&Order::Beside {}, &fds, LIMIT);
+        taken.map_err(|error| refused(client.pid, &error))?;
+    }
+    let own = claim.create(&name)?;
+    let codec = Text::truncated(codec.to_string());
+    let order = Order::Write { name: Text::truncated(name.clone()), codec };
+    match control.ask(&order, &[own.as_fd()], LIMIT) {
+        Ok(Answer::Written { bytes, checksum, builds }) if beside.is_empty() => {
             Ok((vec![FileEntry { name, bytes, checksum }], builds))
         }
         Ok(Answer::WrittenAll { files, builds }) => {
@@ -108,7 +133,7 @@ fn write(
                 let place = at.checked_sub(1).map(|place| place_file(&name, place));
                 *file.name == *place.as_ref().unwrap_or(&name)
             };
-            if files.is_empty() || !files.iter().enumerate().all(is_its) {
+            if files.len() != 1 + beside.len() || !files.iter().enumerate().all(is_its) {
                 return Err(refused(client.pid, &ControlError::Nonsense));
             }
             let entry = |file: WrittenFile| {
