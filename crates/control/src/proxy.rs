@@ -43,8 +43,8 @@ wire! {
         PrepareRound = 24 {},
         /// Go on → `Yes`.
         Open = 4 {},
-        /// How many files does what was captured need? → `Files`.
-        Files = 26 {},
+        /// Of how many places is what was captured, where they are several? → `Places`.
+        Places = 26 {},
         /// Before `Write`: the files of several places, in their order, empty and as many of them
         /// as there is room for → `Yes`.
         Beside = 27 {},
@@ -64,13 +64,16 @@ wire! {
         Adopt = 15 { what: What },
         /// Where a restart finds what is another's → `Yes`. For the next capture.
         Bind = 16 { borrows: List<Bond, MAX_SHARES> },
-        /// In another proxy's place: build the devices and all that was on them from this file,
-        /// with the descriptors of the ring and the shared arena → `Yes`.
-        Restore = 7 { path: Text<4096>, bytes: u64, checksum: u64 },
+        /// Before `Restore`: the files to read, each with its descriptor, in their order. No
+        /// answer.
+        Files = 28 { files: List<StoredFile, 4> },
         /// Before `Restore`: descriptors of the devices' memory that is held for the client. No
-        /// answer. What else is held comes with `Restore`, as the third descriptor: then that is
-        /// the file.
+        /// answer.
         Parts = 11 {},
+        /// In another proxy's place: build the devices and all that was on them from those files,
+        /// with the descriptors of the ring and the shared arena → `Yes`. `held`: the one file is
+        /// what is held in memory, and `Parts` has the rest.
+        Restore = 7 { held: bool },
         /// The client is there, as process `pid`: go on with it → `Yes`. With its process
         /// descriptor, for a proxy of another namespace.
         Begin = 8 { pid: u32 },
@@ -103,6 +106,19 @@ wire! {
         Arrive = 23 { client: u32, owner: Text<4096>, token: Text<64> },
     }
 
+    /// A file of an image that a proxy reads by its descriptor.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct StoredFile {
+        /// Whose it is: 0 for the client's own, else one more than the place's number. Behind each
+        /// of them are those of its name that it builds on, the newest first.
+        pub of: u32,
+        /// What errors call it: the image, and its name there. Nothing is looked for by them.
+        pub image: Text<256>,
+        pub name: Text<256>,
+        pub bytes: u64,
+        pub checksum: u64,
+    }
+
     /// A file of an image.
     #[derive(Debug, Clone, PartialEq)]
     pub struct WrittenFile {
@@ -119,8 +135,8 @@ wire! {
         Yes = 1 {},
         No = 2 {},
         Captured = 3 { bytes: u64 },
-        /// The client's own, and so many beside it: one for each of several places.
-        Files = 14 { beside: u32 },
+        /// It takes so many files beside the client's own: none for devices of one place.
+        Places = 14 { count: u32 },
         /// `builds`: the file refers to the one that it could.
         Written = 4 { bytes: u64, checksum: u64, builds: bool },
         /// The same of a client whose devices are of several places: its file, and behind it one
@@ -215,6 +231,15 @@ impl Control {
         parts.chunks(frame::MAX_FDS).try_for_each(|some| {
             let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
             self.give(&Order::Parts {}, &fds)
+        })
+    }
+
+    /// Gives a proxy that takes another's place the files of an image that it is to read.
+    pub fn give_files(&self, files: &[(StoredFile, BorrowedFd<'_>)]) -> Result<(), ControlError> {
+        files.chunks(frame::MAX_FDS).try_for_each(|some| {
+            let (named, fds): (Vec<StoredFile>, Vec<_>) = some.iter().cloned().unzip();
+            let files = List::new(named).map_err(|_| ControlError::Nonsense)?;
+            self.give(&Order::Files { files }, &fds)
         })
     }
 

@@ -7,7 +7,7 @@ use crate::elsewhere::ReadAt;
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -63,6 +63,13 @@ impl Bytes {
     /// Reads `file` from the device, as far as its file system can do that.
     pub(crate) fn on_device(file: File) -> io::Result<Bytes> {
         Here::on_device(file).map(Bytes::Here)
+    }
+
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Bytes::Here(here) => Some(here.file.as_fd()),
+            Bytes::Elsewhere(_) => None,
+        }
     }
 
     pub(crate) fn length(&self) -> io::Result<u64> {

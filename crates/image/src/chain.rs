@@ -7,7 +7,6 @@ use crate::folder::Folder;
 use crate::layout::Extent;
 use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
-use rustix::fd::{AsRawFd, BorrowedFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -238,23 +237,12 @@ impl Layers {
         }
     }
 
-    /// Returns the file behind a descriptor of this process, which `entry` describes and which
-    /// builds on no other.
-    pub fn of_descriptor(fd: BorrowedFd<'_>, entry: &FileEntry) -> Result<Layers, ImageError> {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let file = ImageFile::open(&path, Some(entry))?;
-        if needs_another(&file) {
-            return Err(file.damaged(0, "it builds on another image, which nothing names"));
-        }
-        Ok(Layers::of(vec![file]))
-    }
-
-    /// Returns the layers of files that lie elsewhere, the newest first: each builds on the next,
-    /// as those of [`Layers::own`] do.
+    /// Returns the layers of files that were opened one by one, the newest first: each builds on
+    /// the next, as those of [`Layers::own`] do.
     ///
     /// # Errors
     /// There is none, or one of them needs a file that is not among them.
-    pub fn elsewhere(files: Vec<ImageFile>) -> Result<Layers, ImageError> {
+    pub fn of_opened(files: Vec<ImageFile>) -> Result<Layers, ImageError> {
         let last = files.last().ok_or(ImageError::NoImage { path: PathBuf::new() })?;
         if builds_on_another(last) {
             return Err(last.damaged(0, "it builds on another image, which nothing names"));

@@ -102,7 +102,7 @@ mod tests {
         let above = above.finish().unwrap();
         let open = |other: &Other, entry| ImageFile::elsewhere(Box::new(other.clone()), entry);
         let files = vec![open(&second, &above).unwrap(), open(&first, &below).unwrap()];
-        let layers = Layers::elsewhere(files).unwrap();
+        let layers = Layers::of_opened(files).unwrap();
         let mut found = Vec::new();
         for source in layers.sources(7) {
             let mut bytes = vec![0; PAGE as usize];
@@ -112,8 +112,8 @@ mod tests {
         found.sort();
         assert_eq!(found, [(0, page(1)), (1, page(9))]);
         // A file whose parent is missing, a file that is not the entry's, and no file at all.
-        assert!(Layers::elsewhere(vec![open(&second, &above).unwrap()]).is_err());
+        assert!(Layers::of_opened(vec![open(&second, &above).unwrap()]).is_err());
         assert!(open(&first, &above).is_err());
-        assert!(Layers::elsewhere(Vec::new()).is_err());
+        assert!(Layers::of_opened(Vec::new()).is_err());
     }
 }

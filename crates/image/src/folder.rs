@@ -152,9 +152,8 @@ pub(crate) fn open_regular(path: &Path) -> Result<File, ImageError> {
 
 /// Opens a regular file. Nothing else is waited for, or does anything because it is opened.
 fn regular(from: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<(File, Stat), ImageError> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // What is held in memory has its name in /proc, which is a link of the kernel's.
-    let flags = if path.starts_with("/proc/self/fd") { flags } else { flags | OFlags::NOFOLLOW };
+    let flags =
+        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let damaged = |what| ImageError::Damaged { path: path.to_owned(), offset: 0, what };
     let opened = match openat(from, name, flags, Mode::empty()) {
         Err(Errno::LOOP | Errno::NXIO) => return Err(damaged(NOT_REGULAR)),

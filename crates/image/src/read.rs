@@ -8,6 +8,7 @@ use crate::folder::{Folder, check_regular, open_regular};
 use crate::layout::{self, Extent, FOOTER, Footer, HEADER, Kind, RECORD, VERSION};
 use crate::manifest::FileEntry;
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// An open file whose table has been checked. Payloads are checked as they are read.
@@ -86,6 +87,11 @@ impl ImageFile {
         let footer = Footer::decode(&bytes, length).map_err(|what| damaged(at, what))?;
         let extents = read_table(&file, path, &footer)?;
         Ok(ImageFile { path: path.to_owned(), file, extents })
+    }
+
+    /// Returns its descriptor, where it is a file of this machine.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.descriptor()
     }
 
     /// Returns where it lies.

@@ -9,8 +9,7 @@ use kedge_device::{Backend, Object, Piece, SnapshotError, Swapped};
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, Extent, ImageFile, ImageWriter, PAGE};
 use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes that are packed together.
@@ -55,8 +54,8 @@ impl SwappedOut {
     /// Puts everything back; nothing has changed where there is not enough memory.
     pub(crate) fn come_back(&self) -> Result<(), RestoreError> {
         let open = |file: &File| {
-            let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-            ImageFile::open(&path, None)
+            let again = file.try_clone().map_err(RestoreError::Memory)?;
+            Ok::<_, RestoreError>(ImageFile::of_descriptor(again, Path::new("kedge-away"), None)?)
         };
         let files = self.files.iter().map(open).collect::<Result<Vec<ImageFile>, _>>()?;
         let coming = self.devices.take_memory()?;

@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -290,10 +290,10 @@ impl Serving {
                 *closed = None;
                 yes(true)
             }
-            (Order::Files {}, _) => {
+            (Order::Places {}, _) => {
                 let capture = captured.as_ref().ok_or("nothing was captured")?;
                 beside.clear();
-                Ok(Answer::Files { beside: capture.beside() as u32 })
+                Ok(Answer::Places { count: capture.beside() as u32 })
             }
             (Order::Beside {}, _) => {
                 if beside.len() + fds.len() > MAX_DEVICES as usize {
@@ -349,6 +349,7 @@ impl Serving {
             (
                 Order::Restore { .. }
                 | Order::Begin { .. }
+                | Order::Files { .. }
                 | Order::Parts {}
                 | Order::Serve { .. }
                 | Order::Arrive { .. }
@@ -422,12 +423,6 @@ fn told(drained: Drained) -> String {
 
 fn milliseconds(number: u32) -> Duration {
     Duration::from_millis(number.into())
-}
-
-/// The file of an image that an order names.
-pub(crate) fn entry(path: &Path, bytes: u64, checksum: u64) -> FileEntry {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    FileEntry { name, bytes, checksum }
 }
 
 #[cfg(test)]

@@ -47,6 +47,12 @@ pub(crate) enum RestoreError {
     Image(#[from] ImageError),
     #[error("the image's GPU state is damaged: {0}")]
     Damaged(&'static str),
+    #[error("cannot read what was swapped out: {0}")]
+    Memory(io::Error),
+    #[error("`{0}` is no name of a file")]
+    NoName(String),
+    #[error("descriptors of its files are missing: its proxy may have too many open (`ulimit -n`)")]
+    Descriptors,
     #[error(transparent)]
     State(#[from] StateError),
     #[error("the ring or the shared arena of the image is none: {0}")]

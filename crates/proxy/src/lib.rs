@@ -31,6 +31,7 @@ mod faults;
 mod filling;
 mod findings;
 mod gate;
+mod given;
 mod hold;
 pub mod holder;
 mod host;

@@ -6,6 +6,7 @@ use crate::client_memory::ClientMemory;
 use crate::error::RestoreError;
 use crate::executor::Executor;
 use crate::filling::fill_arena;
+use crate::given::Given;
 use crate::host::ProxyHost;
 use crate::options::Options;
 use crate::phases::Phases;
@@ -17,10 +18,8 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::note;
 use kedge_gpu_image::SavedProxy;
-use kedge_image::{FileEntry, ImageError, Layers};
 use kedge_transport::Server;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A client's devices, as they were.
@@ -52,28 +51,10 @@ pub(crate) struct Connection {
 
 /// Where it comes from.
 pub(crate) struct Origin {
-    /// The image's file.
-    pub(crate) path: PathBuf,
-    pub(crate) entry: FileEntry,
-    /// Instead of that file, whose place it has: what is held in memory.
-    pub(crate) held: Option<Held>,
-}
-
-pub(crate) struct Held {
-    /// A file like the image's, but for what lies on devices.
-    pub(crate) memory: OwnedFd,
-    pub(crate) parts: Vec<OwnedFd>,
-}
-
-impl Origin {
-    fn open(&self) -> Result<Layers, ImageError> {
-        let Some(held) = &self.held else {
-            let layers = Layers::of_file(&self.path, &self.entry)?;
-            layers.read_ahead();
-            return Ok(layers);
-        };
-        Layers::of_descriptor(held.memory.as_fd(), &self.entry)
-    }
+    pub(crate) given: Given,
+    /// Of what is held in memory, which is a file like the image's, but for what lies on devices:
+    /// that.
+    pub(crate) parts: Option<Vec<OwnedFd>>,
 }
 
 pub(crate) fn restore(
@@ -84,7 +65,9 @@ pub(crate) fn restore(
     ready: Option<Ready>,
 ) -> Result<Restored, RestoreError> {
     let mut phases = Phases::begin();
-    let layers = from.open()?;
+    let Origin { given, parts } = from;
+    let (own, beside) = given.open()?;
+    let layers = own.layers;
     let file = layers.file(0);
     let places = kedge_gpu_image::read_places(file)?;
     let saved = match &places {
@@ -101,9 +84,9 @@ pub(crate) fn restore(
         drop(ready);
         let outbox = server.outbox().clone();
         let host = ProxyHost::new(outbox.clone(), ClientMemory::new(0), log.clone(), None);
-        let (path, shared_with, socket) = (&*from.path, &shared, server.socket());
-        let back = Back { path, saved, options, log, shared: shared_with, socket };
-        let (places, hub) = back.restore(outbox, &mut phases)?;
+        let (own, shared_with, socket) = (&own.entry, &shared, server.socket());
+        let back = Back { own, saved, options, log, shared: shared_with, socket };
+        let (places, hub) = back.restore(beside, outbox, &mut phases)?;
         note!(log, "brought back in {}", phases.told());
         let (executor, host, hub) = (Box::new(places), Arc::new(host), Some(hub));
         let saved = saved.client();
@@ -114,7 +97,7 @@ pub(crate) fn restore(
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let executor: Box<dyn Executor> = match &options.backend.gpu {
         GpuSpec::Remote { server: lender, devices } => {
-            if from.held.is_some_and(|held| !held.parts.is_empty()) {
+            if parts.is_some_and(|parts| !parts.is_empty()) {
                 return Err(RestoreError::HeldHere);
             }
             let (layers, saved, host, shared) = (&layers, &saved, &host, &shared);
@@ -135,7 +118,6 @@ pub(crate) fn restore(
             let built = backend::build(config, choice, host.clone(), ready)?;
             phases.over("devices");
             let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
-            let parts = from.held.map(|held| held.parts);
             let (layers, saved, host) = (&layers, &saved, &host);
             let gone = Here { layers, saved, parts, config, host };
             Box::new(gone.rebuild(built, own, phases)?)

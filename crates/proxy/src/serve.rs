@@ -3,12 +3,12 @@
 use crate::arrive;
 use crate::backend::{self, BuildError, Ready};
 use crate::client_memory::ClientMemory;
-use crate::control::entry;
 use crate::control::{Inodes, Serving};
 use crate::dispatch::Dispatcher;
 use crate::error::SessionError;
 use crate::executor::{Executor, Identity};
 use crate::gate::Gate;
+use crate::given::Given;
 use crate::host::ProxyHost;
 use crate::local::Local;
 use crate::options::Options;
@@ -31,7 +31,6 @@ use kedge_wire::{List, Text};
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -240,30 +239,31 @@ fn replace(
     if options.warm {
         watch::end_without(control.socket(), serves.clone()).map_err(ServeError::Watch)?;
     }
-    let (mut order, mut fds) = control.next(ORDER_TIMEOUT)?;
-    let mut parts = Vec::new();
-    while order == (Order::Parts {}) && parts.len() <= MAX_PARTS {
-        parts.append(&mut fds);
-        (order, fds) = control.next(ORDER_TIMEOUT)?;
-    }
+    let (mut given, mut parts) = (Given::default(), Vec::new());
+    let (order, fds) = loop {
+        match control.next(ORDER_TIMEOUT)? {
+            (Order::Parts {}, mut fds) if parts.len() <= MAX_PARTS => parts.append(&mut fds),
+            (Order::Files { files }, fds) if given.has_room() => {
+                given.add(files.into_inner(), fds);
+            }
+            other => break other,
+        }
+    };
     if let Order::Arrive { client, owner, token } = order {
         let owner = Owner::new(owner.into_inner(), token.into_inner());
         return take_over(Taking { socket, fds, client, owner }, control, options, log, ready);
     }
-    let Order::Restore { path, bytes, checksum } = order else {
+    let Order::Restore { held } = order else {
         return Err(ServeError::NoControl);
     };
-    let held = (fds.len() == 3).then(|| fds.pop()).flatten();
-    let held = held.map(|memory| restore::Held { memory, parts });
-    let way = if held.is_some() { "what was held in memory" } else { "its image" };
+    let way = if held { "what was held in memory" } else { "its image" };
     let warm = if ready.is_some() { ", in a warm proxy" } else { "" };
     let Ok([ring, shared]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(ServeError::NoControl);
     };
-    let path = PathBuf::from(path.into_inner());
+    let (path, parts) = (given.shown(), held.then_some(parts));
     let connection = restore::Connection { socket, ring, shared };
-    let entry = entry(&path, bytes, checksum);
-    let from = restore::Origin { path: path.clone(), entry, held };
+    let from = restore::Origin { given, parts };
     let restored = restore::restore(from, connection, options, &log, ready);
     let restored = match restored {
         Ok(restored) => restored,

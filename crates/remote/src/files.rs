@@ -76,7 +76,7 @@ pub fn far_layers(
         let entry = FileEntry { name: (**name).to_owned(), bytes, checksum: *checksum };
         ImageFile::elsewhere(Box::new(FarFile { line, number, bytes }), &entry)
     };
-    Layers::elsewhere(named.iter().enumerate().map(open).collect::<Result<_, _>>()?)
+    Layers::of_opened(named.iter().enumerate().map(open).collect::<Result<_, _>>()?)
 }
 
 /// A connection on which several threads ask, and are answered in the order in which they have.
@@ -186,7 +186,7 @@ mod tests {
 
     /// Returns what `look` finds in the file at `path`, read from the other end of a connection.
     fn far<T: Send>(path: &Path, entry: &FileEntry, look: impl Fn(Layers) -> T + Sync) -> T {
-        let here = Layers::elsewhere(vec![ImageFile::open(path, Some(entry)).unwrap()]).unwrap();
+        let here = Layers::of_opened(vec![ImageFile::open(path, Some(entry)).unwrap()]).unwrap();
         let names = named(&here).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused_and_nothing_else() {
         let (path, entry) = scratch("none");
-        let here = Layers::elsewhere(vec![ImageFile::open(&path, Some(&entry)).unwrap()]).unwrap();
+        let here = Layers::of_opened(vec![ImageFile::open(&path, Some(&entry)).unwrap()]).unwrap();
         let ask = |file, offset, len| bytes(&here, ReadFile { file, offset, len });
         assert!(ask(1, 0, 8).is_err() && ask(0, entry.bytes, 1).is_err());
         assert!(ask(0, u64::MAX, 8).is_err());
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_broken_connection_is_an_error_for_all_that_wait() {
         let (path, entry) = scratch("cut");
-        let here = Layers::elsewhere(vec![ImageFile::open(&path, Some(&entry)).unwrap()]).unwrap();
+        let here = Layers::of_opened(vec![ImageFile::open(&path, Some(&entry)).unwrap()]).unwrap();
         let names = named(&here).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         let served = near.try_clone().unwrap();

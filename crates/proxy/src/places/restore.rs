@@ -12,6 +12,7 @@ use crate::client_memory::ClientMemory;
 use crate::error::RestoreError;
 use crate::executor::Executor;
 use crate::filling::fill_arena;
+use crate::given::GivenFile;
 use crate::host::ProxyHost;
 use crate::options::Options;
 use crate::phases::Phases;
@@ -21,17 +22,16 @@ use kedge_control::gpu::{self, GpuSpec};
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::arena::{MAX_DEVICES, Windows};
 use kedge_gpu_image::{SavedPlaces, SavedProxy, SavedStep, place_file};
-use kedge_image::Layers;
+use kedge_image::{FileEntry, Layers};
 use kedge_protocol::{Call, CtxId, DeviceChoice, Message, Post, StreamId};
 use kedge_transport::Outbox;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 /// A client that is to be brought back.
 pub(crate) struct Back<'a> {
     /// Its file, beside which its places' are.
-    pub(crate) path: &'a Path,
+    pub(crate) own: &'a FileEntry,
     pub(crate) saved: &'a SavedPlaces,
     pub(crate) options: &'a Options,
     pub(crate) log: &'a Arc<JobLog>,
@@ -53,6 +53,7 @@ impl Back<'_> {
     /// Makes everything again.
     pub(crate) fn restore(
         &self,
+        files: Vec<GivenFile>,
         outbox: Outbox,
         phases: &mut Phases,
     ) -> Result<(Places, Arc<Hub>), RestoreError> {
@@ -62,7 +63,11 @@ impl Back<'_> {
         if let Some(gpu) = homes.iter().find(|home| matches!(home.spec, GpuSpec::Local { .. })) {
             return Err(RestoreError::GpuAmongPlaces { gpu: gpu.spec.to_string() });
         }
-        let gathered = homes.into_iter().enumerate().map(|(at, home)| self.gather(at, home));
+        if files.len() != homes.len() {
+            return Err(RestoreError::Damaged("it has not one file for each of its places"));
+        }
+        let of_places = homes.into_iter().zip(files).enumerate();
+        let gathered = of_places.map(|(at, (home, file))| self.gather(at, home, file));
         let mut gathered = gathered.collect::<Result<Vec<Gathered>, RestoreError>>()?;
         let memory = ClientMemory::new(0);
         let hub = Hub::start(outbox, memory, log.clone(), gathered.len(), saved.position);
@@ -100,14 +105,21 @@ impl Back<'_> {
     }
 
     /// Reads what is noted of a place.
-    fn gather(&self, at: usize, home: gpu::Place) -> Result<Gathered, RestoreError> {
+    fn gather(
+        &self,
+        at: usize,
+        home: gpu::Place,
+        GivenFile { entry, layers }: GivenFile,
+    ) -> Result<Gathered, RestoreError> {
         let place = self.saved.places.get(at).ok_or(BAD_WINDOWS)?;
-        let own = self.path.file_name().unwrap_or_default().to_string_lossy();
-        if *place.file != place_file(&own, at) {
+        if *place.file != place_file(&self.own.name, at) {
             return Err(RestoreError::Damaged("a place's file has another's name"));
         }
-        let layers = Layers::of_file(&self.path.with_file_name(&*place.file), &place.entry())?;
-        layers.read_ahead();
+        if entry != place.entry() {
+            return Err(RestoreError::Damaged(
+                "a place's file is not the one that its client names",
+            ));
+        }
         let saved = kedge_gpu_image::read(layers.file(0))?;
         if saved.position != self.saved.position || saved.devices.len() != place.windows.len() {
             return Err(RestoreError::Damaged("a place's file is of another moment"));

@@ -3,14 +3,16 @@
 use super::ring::fill_ring;
 use super::{LIMIT, Restart, Saved, failed, refused};
 use crate::devices::proxies::{Proxy, ProxyId};
-use kedge_control::proxy::{Answer, Control, ControlError, Order};
-use kedge_image::FileEntry;
+use kedge_control::proxy::{Answer, Control, ControlError, Order, StoredFile};
+use kedge_cuda_types::arena::MAX_DEVICES;
+use kedge_gpu_image::place_file;
+use kedge_image::{FileEntry, ImageError, ImageFile, Layers};
 use kedge_process::plugins::{PluginError, World};
 use kedge_wire::Text;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +25,8 @@ const ENDING: Duration = Duration::from_secs(2);
 pub(super) struct Begun {
     pub(super) client: u32,
     pub(super) proxy: Arc<Proxy>,
+    /// Where the files lie that it reads.
+    files: Vec<PathBuf>,
 }
 
 /// Makes a client's connection and starts the proxy that brings its devices back.
@@ -47,21 +51,89 @@ pub(super) fn begin(
     }
     let entry = restart.files.iter().find(|file| file.name == saved.file);
     let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
-    let path = restart.folder.join(&entry.name);
+    let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
+    let files = if held.is_none() { open_files(restart, entry)? } else { Vec::new() };
     let started = restart.launch.provide(restart.warm.pop(), far.as_fd(), &["--restore"]);
     let proxy = started.map_err(failed("start a proxy"))?;
     let control = &proxy.control;
     let pid = saved.pid as u32;
-    let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
     let given = match held {
-        None => control.give(&restore_order(&path, entry), &[ring.as_fd(), arena.as_fd()]),
-        Some(held) => control.give_parts(&held.parts).and_then(|()| {
-            let fds = [ring.as_fd(), arena.as_fd(), held.memory.as_fd()];
-            control.give(&restore_order(&path, &held.file), &fds)
-        }),
+        Some(held) => {
+            let file = stored(0, &restart.folder, held.file.clone());
+            let given = control.give_files(&[(file, held.memory.as_fd())]);
+            given.and_then(|()| control.give_parts(&held.parts))
+        }
+        None => give_files(control, &files),
     };
+    let order = Order::Restore { held: held.is_some() };
+    let given = given.and_then(|()| control.give(&order, &[ring.as_fd(), arena.as_fd()]));
     given.map_err(|error| refused(pid, &error))?;
-    Ok(Begun { client: pid, proxy })
+    let paths = files.iter().map(|(_, file)| file.path().to_owned());
+    let files = held.map(|held| restart.folder.join(&held.file.name)).into_iter().chain(paths);
+    Ok(Begun { client: pid, proxy, files: files.collect() })
+}
+
+/// Opens the files that a client's devices come back from: its own and those of its places, each
+/// with those that it builds on. With whose each is.
+fn open_files(
+    restart: &Restart,
+    own: &FileEntry,
+) -> Result<Vec<(u32, Arc<ImageFile>)>, ImageError> {
+    let of_places = (0..MAX_DEVICES as usize).map_while(|place| {
+        let name = place_file(&own.name, place);
+        restart.files.iter().find(|file| file.name == name)
+    });
+    let mut all = Vec::new();
+    for (of, entry) in (0..).zip(std::iter::once(own).chain(of_places)) {
+        let layers = Layers::of_file(&restart.folder.join(&entry.name), entry)?;
+        all.extend(layers.own().iter().map(|file| (of, file.clone())));
+    }
+    Ok(all)
+}
+
+/// Gives a proxy open files, which it reads by their descriptors: it needs no way to their folders,
+/// and no right to them.
+fn give_files(control: &Control, files: &[(u32, Arc<ImageFile>)]) -> Result<(), ControlError> {
+    let mut given = Vec::new();
+    for (of, file) in files {
+        let folder = file.path().parent().unwrap_or(Path::new("."));
+        let entry = file.entry().map_err(|error| ControlError::Failed(error.to_string()))?;
+        let fd = file.descriptor().ok_or(ControlError::Nonsense)?;
+        given.push((stored(*of, folder, entry), fd));
+    }
+    control.give_files(&given)
+}
+
+/// What a proxy is told of a file of the image in `folder`.
+fn stored(of: u32, folder: &Path, entry: FileEntry) -> StoredFile {
+    let FileEntry { name, bytes, checksum } = entry;
+    let (image, name) = (Text::truncated(image_name(folder)), Text::truncated(name));
+    StoredFile { of, image, name, bytes, checksum }
+}
+
+fn image_name(folder: &Path) -> String {
+    let name = folder.file_name().map_or_else(|| "image".into(), |name| name.to_string_lossy());
+    name.into_owned()
+}
+
+/// Returns what proxies have said, with the whole path of a file that they know by its name and its
+/// image's alone.
+pub(super) fn in_full(begun: &[Begun], said: String) -> String {
+    with_path(begun.iter().flat_map(|begun| &begun.files), said)
+}
+
+fn with_path<'a>(files: impl IntoIterator<Item = &'a PathBuf>, mut said: String) -> String {
+    for file in files {
+        let (folder, name) = (file.parent().unwrap_or(Path::new(".")), file.file_name());
+        let known = format!("{}/{}", image_name(folder), name.unwrap_or_default().display());
+        if let Some(at) = said.find(&known)
+            && (at == 0 || said[..at].ends_with(' '))
+        {
+            said.replace_range(at..at + known.len(), &file.to_string_lossy());
+            break;
+        }
+    }
+    said
 }
 
 impl Begun {
@@ -89,7 +161,14 @@ pub(super) fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
         thread::sleep(Duration::from_millis(5));
         ended = find();
     }
-    ended.map_or(other, |begun| refused(begun.client, &last_words(&begun.proxy.control)))
+    ended.map_or(other, |ended| {
+        let said = format!(
+            "the devices of process {}: {}",
+            ended.client,
+            last_words(&ended.proxy.control)
+        );
+        PluginError::Refused(in_full(begun, said))
+    })
 }
 
 /// Why a proxy that has ended does not go on. It may have said before that all is well.
@@ -121,7 +200,24 @@ pub(super) fn go_on(proxy: &Proxy, client: u32) -> Result<(), PluginError> {
     }
 }
 
-fn restore_order(path: &Path, entry: &FileEntry) -> Order {
-    let path = Text::truncated(path.to_string_lossy().into_owned());
-    Order::Restore { path, bytes: entry.bytes, checksum: entry.checksum }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_as_users_find_them() {
+        let files = ["/images/j-2/gpu-7.kimg", "/images/xj-1/gpu-7.kimg", "/images/j-1/gpu-7.kimg"];
+        let files = files.map(PathBuf::from);
+        let told = |said: &str| with_path(&files, format!("process 7: {said}, offset 4096: bad"));
+        for (known, whole) in [
+            ("j-1/gpu-7.kimg", "/images/j-1/gpu-7.kimg"),
+            ("xj-1/gpu-7.kimg", "/images/xj-1/gpu-7.kimg"),
+            ("j-3/gpu-7.kimg", "j-3/gpu-7.kimg"),
+        ] {
+            assert_eq!(told(known), format!("process 7: {whole}, offset 4096: bad"));
+        }
+        // In the folder that this process is in.
+        let here = [PathBuf::from("./gpu-7.kimg")];
+        assert_eq!(with_path(&here, "image/gpu-7.kimg: bad".into()), "./gpu-7.kimg: bad");
+    }
 }

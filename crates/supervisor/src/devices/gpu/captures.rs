@@ -109,12 +109,12 @@ fn write(
         let folder = claim.folder().display();
         PluginError::Refused(format!("the devices of process {pid}, for {folder}: {error}"))
     };
-    let beside = match control.ask(&Order::Files {}, &[], LIMIT) {
-        Ok(Answer::Files { beside }) if beside <= MAX_DEVICES => beside as usize,
+    let places = match control.ask(&Order::Places {}, &[], LIMIT) {
+        Ok(Answer::Places { count }) if count <= MAX_DEVICES => count as usize,
         Ok(_) => return Err(refused(client.pid, &ControlError::Nonsense)),
         Err(error) => return Err(refused(client.pid, &error)),
     };
-    let beside = (0..beside).map(|place| claim.create(&place_file(&name, place)));
+    let beside = (0..places).map(|place| claim.create(&place_file(&name, place)));
     let beside = beside.collect::<Result<Vec<File>, ImageError>>()?;
     for some in beside.chunks(MAX_FDS) {
         let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();

@@ -15,7 +15,7 @@ use crate::job::jobs::NVML_SOCKET;
 use crate::services::keeper::Held;
 use crate::services::management;
 use crate::services::warm::WarmProxy;
-use begun::{Begun, begin, go_on, why_not};
+use begun::{Begun, begin, go_on, in_full, why_not};
 pub(crate) use captures::Captures;
 use kedge_control::aliases;
 use kedge_control::proxy::{Answer, ControlError, Order};
@@ -401,9 +401,10 @@ impl Plugin for Gpu {
             return Ok(());
         };
         let all = begun.iter().map(|begun| (begun.client, &begun.proxy));
-        sharing::wait_for_all(all, LIMIT)
-            .map_err(|error| PluginError::Refused(format!("the devices of {error}")))?;
-        for Begun { client, proxy } in begun {
+        sharing::wait_for_all(all, LIMIT).map_err(|error| {
+            PluginError::Refused(in_full(&begun, format!("the devices of {error}")))
+        })?;
+        for Begun { client, proxy, .. } in begun {
             go_on(&proxy, client)?;
             restart.proxies.add(proxy).map_err(failed("start a thread"))?;
         }
