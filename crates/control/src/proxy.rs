@@ -83,9 +83,9 @@ wire! {
         /// To a proxy that waits for a client: serve the one behind the first descriptor, started
         /// as these arguments say; the second is to be told how it ends, a byte → `Yes`.
         Serve = 17 { arguments: List<Text<4096>, 64> },
-        /// Hand over to the keeper what is to be held of what was captured, for this file of this
-        /// image → `Yes`. Before `Write`.
-        Hold = 12 { image: Text<4096>, file: Text<256> },
+        /// Hand over to the keeper what is to be held of what was captured, by the connection that
+        /// comes with this ([`crate::keeper::connection`]) → `Yes`. Before `Write`.
+        Hold = 12 {},
         /// Its client is to move: the descriptor leads to the proxy that will have it, which the
         /// file `owner` of the job names by `token` as soon as it has → `Ends`.
         Move = 18 { owner: Text<4096>, token: Text<64> },

@@ -108,6 +108,17 @@ impl Asker {
         frame::receive(self.stream.as_fd(), Deadline::after(self.limits.request))
     }
 
+    /// Receives another one, which may take its time.
+    ///
+    /// # Errors
+    /// None comes within `limit`, or what comes is none.
+    pub fn request_within<T: Wire>(
+        &self,
+        limit: Duration,
+    ) -> Result<(T, Vec<OwnedFd>), SocketError> {
+        frame::receive(self.stream.as_fd(), Deadline::after(limit))
+    }
+
     /// Sends a reply, with at most [`frame::MAX_FDS`] descriptors.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 
 use crate::ending;
 use crate::error::CaptureError;
-use crate::executor::{Build, Captured, Identity, NearEnd, NewFiles, Room, Shares, Stored};
+use crate::executor::{Build, Captured, Identity, NearEnd, Nearby, NewFiles, Room, Shares, Stored};
 use crate::gate::{Closed, Gate};
 use crate::owner::Owner;
 use crate::source::Source;
@@ -22,7 +22,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -69,8 +68,6 @@ pub(crate) struct Serving {
     /// What hears the client.
     pub(crate) watcher: Mutex<Option<Watcher>>,
     pub(crate) log: Arc<JobLog>,
-    /// Where the job's keeper answers.
-    pub(crate) keeper: Option<PathBuf>,
 }
 
 /// What orders have begun and others will end.
@@ -313,22 +310,10 @@ impl Serving {
                     self.stored(capture.measure(choice(&codec)?))?.entry;
                 Ok(Answer::Measured { bytes, checksum })
             }
-            (Order::Hold { image, file }, _) => {
+            (Order::Hold {}, _) => {
                 let capture = captured.as_ref().ok_or("nothing was captured")?;
-                let nearby = capture.nearby()?;
-                let keeper = self.keeper.as_ref().ok_or("nobody holds anything here")?;
-                let holding = nearby.hold().map_err(|error| error.to_string())?;
-                let image = PathBuf::from(image.into_inner());
-                let parts: Vec<BorrowedFd<'_>> =
-                    holding.parts.iter().map(|part| part.fd.as_fd()).collect();
-                let offer = Offer {
-                    entry: &holding.entry,
-                    on_devices: holding.on_devices,
-                    memory: holding.file.as_fd(),
-                    parts: &parts,
-                };
-                let handed = keeper::hand_over(keeper, &image, &file, &offer);
-                handed.map_err(|error| error.to_string())?;
+                let keeper = fds.pop().ok_or("nobody holds anything here")?;
+                hold(capture.nearby()?, keeper)?;
                 yes(true)
             }
             (Order::Forget {}, _) => {
@@ -363,6 +348,19 @@ impl Serving {
             ) => Err("it serves already".into()),
         }
     }
+}
+
+/// Hands over to `keeper` what outlives this process of a capture.
+fn hold(nearby: &dyn Nearby, keeper: OwnedFd) -> Result<(), String> {
+    let holding = nearby.hold().map_err(|error| error.to_string())?;
+    let parts: Vec<BorrowedFd<'_>> = holding.parts.iter().map(|part| part.fd.as_fd()).collect();
+    let offer = Offer {
+        entry: &holding.entry,
+        on_devices: holding.on_devices,
+        memory: holding.file.as_fd(),
+        parts: &parts,
+    };
+    keeper::hand_over(keeper, &offer).map_err(|error| error.to_string())
 }
 
 /// The files that an order to write came with.
@@ -443,5 +441,18 @@ mod tests {
         assert!(matches!(answer, Answer::Parted { .. }), "{answer:?}");
         let answer = crossed(Ok((7, false)), &log).unwrap();
         assert_eq!(answer, Answer::Crossed { bytes: 7, fits: false });
+    }
+    #[test]
+    fn a_file_to_write_is_one_and_its_name_leads_nowhere() {
+        let file = || OwnedFd::from(File::open("/dev/null").unwrap());
+        for bad in ["", ".", "..", "../gpu-7.kimg", "/images/gpu-7.kimg", "a/b", "a\0b"] {
+            let why = new_files(bad.to_owned(), vec![file()], Vec::new()).unwrap_err();
+            assert!(why.contains("is no name of a file"), "{bad}: {why}");
+        }
+        let fine = |fds| new_files("gpu-7.kimg".to_owned(), fds, Vec::new());
+        assert_eq!(fine(vec![file()]).unwrap().name, "gpu-7.kimg");
+        for fds in [vec![], vec![file(), file()]] {
+            assert!(fine(fds).unwrap_err().contains("no file to write to"));
+        }
     }
 }

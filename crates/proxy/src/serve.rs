@@ -418,8 +418,7 @@ impl Connected {
             let again = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(ServeError::Watch);
             let ends = [again(server.socket())?, again(server.ring())?];
             let watcher = Mutex::new(Some(watcher));
-            let (room, keeper) = (executor.room(), options.keeper.clone());
-            let client = pid;
+            let (room, client) = (executor.room(), pid);
             let serving = Serving {
                 orders,
                 gate,
@@ -431,7 +430,6 @@ impl Connected {
                 ends,
                 watcher,
                 log,
-                keeper,
             };
             serving.start().map_err(ServeError::Watch)?;
         }

@@ -364,7 +364,7 @@ impl Checkpointer {
         let mut manifest = Manifest::new(name.to_string(), self.command.clone(), at);
         manifest.settings = self.policy.to_settings_in(&self.home);
         manifest.devices = self.devices().clone();
-        let holder = holds.then_some(&*self.log);
+        let holder = holds.then_some((&self.keeper, &*self.log));
         let late = captured.late_warnings.clone();
         let (manifest, held) = captures.write(captured, manifest, claim, codec, holder)?;
         self.warnings(&late.lock().unwrap_or_else(PoisonError::into_inner));

@@ -231,9 +231,11 @@ impl Keeper {
     }
 
     fn answer(&self, asker: &Asker) -> Result<(), KeeperError> {
-        let (order, fds) = asker.request::<Ask>()?;
+        let (order, _) = asker.request::<Ask>()?;
         let agreed = match order {
-            Ask::Hold { .. } => keeper::take_over(asker, order, fds).and_then(|h| self.add(h)),
+            Ask::For { image, file } => {
+                keeper::take_over(asker, image, file).and_then(|handed| self.add(handed))
+            }
             Ask::Commit { image, clients, ttl_ms } => {
                 let ttl = Duration::from_millis(ttl_ms).min(MAX_TTL);
                 self.commit(&image, clients as usize, ttl)
@@ -248,7 +250,7 @@ impl Keeper {
                 let reply = Reply::Released { on_devices, in_memory };
                 return Ok(asker.reply(&reply, &[])?);
             }
-            Ask::Parts {} => Err(KeeperError::Nonsense),
+            Ask::Hold { .. } | Ask::Parts {} => Err(KeeperError::Nonsense),
         };
         let reply = match agreed {
             Ok(()) => Reply::Yes {},
@@ -317,6 +319,11 @@ impl At {
             }
             (Ok(()), None) => {}
         }
+    }
+
+    /// Returns a connection by which a proxy hands over what is to be held for `file` of `image`.
+    pub(crate) fn connection(&self, image: &Path, file: &str) -> Result<OwnedFd, KeeperError> {
+        keeper::connection(&self.socket, image, file)
     }
 
     /// There is no such image after all.

@@ -3,6 +3,7 @@
 use super::LIMIT;
 use crate::base::phases;
 use crate::devices::quiesce::Resting;
+use crate::services::keeper::At;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
 use kedge_control::warn;
@@ -32,21 +33,21 @@ impl Captures {
     }
 
     /// Writes everything, the processes' memory side by side with the devices': the image that
-    /// `claim` is for. With `holder`, a log, has it held in memory as well; of how many clients it
-    /// is, if of all.
+    /// `claim` is for. With a `holder`, whose troubles the log tells, has it held in memory as
+    /// well; of how many clients it is, if of all.
     pub(crate) fn write(
         mut self,
         captured: Captured,
         manifest: Manifest,
         claim: &Claim,
         codec: Choice,
-        holder: Option<&JobLog>,
+        holder: Option<(&At, &JobLog)>,
     ) -> Result<(Manifest, Option<u32>), EngineError> {
         let clients = std::mem::take(&mut self.clients);
         let all = clients.len() as u32;
         let held = &AtomicU32::new(0);
         let save = |name: String, client: &Resting| {
-            if holder.is_some_and(|log| hold(client, claim.folder(), &name, log)) {
+            if holder.is_some_and(|holder| hold(client, claim.folder(), &name, holder)) {
                 held.fetch_add(1, Ordering::SeqCst);
             }
             write(client, claim, name, codec)
@@ -84,14 +85,16 @@ impl Drop for Captures {
 }
 
 /// Has what one client's devices held be held in memory. Where it cannot be, the log tells why.
-fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
-    let image = Text::truncated(folder.to_string_lossy().into_owned());
-    let order = Order::Hold { image, file: Text::truncated(name.to_owned()) };
-    let held = client.proxy.control.does(&order, LIMIT);
+fn hold(client: &Resting, folder: &Path, name: &str, (keeper, log): (&At, &JobLog)) -> bool {
+    let held = keeper.connection(folder, name).map_err(|error| error.to_string());
+    let held = held.and_then(|keeper| {
+        let asked = client.proxy.control.ask(&Order::Hold {}, &[keeper.as_fd()], LIMIT);
+        asked.map_err(|error| error.to_string())
+    });
     if let Err(error) = &held {
         warn!(log, "process {}: nothing is held in memory: {error}", client.pid);
     }
-    held.is_ok()
+    held == Ok(Answer::Yes {})
 }
 
 /// Makes the files that one client's devices need, and has them written by their descriptors: its
