@@ -18,6 +18,8 @@ use thiserror::Error;
 pub const EXIT_BUG: i32 = 70;
 /// What a proxy exits with whose devices are on another machine and gone.
 pub const EXIT_LOST: i32 = 71;
+/// All that the file says by which a move is decided, once it is.
+pub const MOVED: u8 = b'm';
 /// For an order or an answer to be sent.
 pub const SEND_LIMIT: Duration = Duration::from_secs(10);
 
@@ -86,9 +88,9 @@ wire! {
         /// Hand over to the keeper what is to be held of what was captured, by the connection that
         /// comes with this ([`crate::keeper::connection`]) → `Yes`. Before `Write`.
         Hold = 12 {},
-        /// Its client is to move: the descriptor leads to the proxy that will have it, which the
-        /// file `owner` of the job names by `token` as soon as it has → `Ends`.
-        Move = 18 { owner: Text<4096>, token: Text<64> },
+        /// Its client is to move: the first descriptor leads to the proxy that will have it; the
+        /// second is a file that is empty until that one has, and then says [`MOVED`] → `Ends`.
+        Move = 18 {},
         /// Take what the devices hold for one round of a move → `Captured`. Gated, at rest. After
         /// the `last` one the gate stays closed whatever becomes of the supervisor, unless the
         /// client has not moved.
@@ -101,9 +103,9 @@ wire! {
         /// The client has moved: hear it no more → `Yes`, then end without a word to it.
         Depart = 22 {},
         /// To a new proxy: take a client over from the one behind the third descriptor; the first
-        /// two are the ring and the shared arena. → `Yes` when the last round has arrived. It is
-        /// the owner when the file `owner` says `token`.
-        Arrive = 23 { client: u32, owner: Text<4096>, token: Text<64> },
+        /// two are the ring and the shared arena → `Yes` when the last round has arrived. It is the
+        /// owner when the file behind the fourth says [`MOVED`].
+        Arrive = 23 { client: u32 },
     }
 
     /// A file of an image that a proxy reads by its descriptor.

@@ -90,7 +90,7 @@ impl Serving {
         let mut under_way = UnderWay::default();
         while let Ok((order, fds)) = self.orders.next(FOREVER) {
             let departs = order == Order::Depart {};
-            let ends = matches!(order, Order::Move { .. });
+            let ends = matches!(order, Order::Move {});
             let answer = self.obey(order, fds, &mut under_way);
             let answer = answer.unwrap_or_else(|error| {
                 warn!(self.log, "not done: {error}");
@@ -142,10 +142,11 @@ impl Serving {
         let said = |error: &dyn std::fmt::Display| error.to_string();
         let moving = &mut under_way.moving;
         Some(match order {
-            Order::Move { owner, token } => {
-                let owner = Owner::new(owner.to_string(), token.to_string());
-                let line = fds.pop().ok_or("no way to the other proxy".to_owned());
-                let source = line.and_then(|l| Source::new(l, owner).map_err(|e| said(&e)));
+            Order::Move {} => {
+                let owner = fds.pop().and_then(Owner::new);
+                let line = fds.pop().zip(owner).ok_or("no way to the other proxy".to_owned());
+                let source =
+                    line.and_then(|(line, owner)| Source::new(line, owner).map_err(|e| said(&e)));
                 source.map(|source| {
                     *moving = Some(source);
                     Answer::Ends { pid: self.client }
@@ -339,7 +340,7 @@ impl Serving {
                 | Order::Serve { .. }
                 | Order::Arrive { .. }
                 | Order::PrepareRound {}
-                | Order::Move { .. }
+                | Order::Move {}
                 | Order::Show { .. }
                 | Order::Cross { .. }
                 | Order::Stay {}

@@ -1,24 +1,27 @@
 //! Which of two proxies has a client, as the supervisor has written it down. It is read where the
 //! supervisor is gone before it has told both.
 
-use std::path::PathBuf;
+use kedge_control::proxy::MOVED;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-/// The supervisor's file, and what it says once the new proxy has the client.
+/// The supervisor's file, which both proxies of one move have: it is in memory and has no name.
 #[derive(Debug, Clone)]
-pub(crate) struct Owner {
-    file: PathBuf,
-    token: String,
-}
+pub(crate) struct Owner(Arc<File>);
 
 impl Owner {
-    pub(crate) fn new(file: String, token: String) -> Owner {
-        Owner { file: file.into(), token }
+    /// Returns `None` of what is no regular file: to read it might wait.
+    pub(crate) fn new(file: OwnedFd) -> Option<Owner> {
+        let file = File::from(file);
+        file.metadata().is_ok_and(|found| found.is_file()).then(|| Owner(Arc::new(file)))
     }
 
-    /// Returns whether the client has moved. The file is replaced as a whole: it says one or the
-    /// other.
+    /// Returns whether the client has moved. One byte is there or not: both proxies read the same.
     pub(crate) fn has_moved(&self) -> bool {
-        std::fs::read_to_string(&self.file).is_ok_and(|said| said == self.token)
+        let mut said = [0];
+        self.0.read_exact_at(&mut said, 0).is_ok() && said == [MOVED]
     }
 }
 
@@ -27,14 +30,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_token_of_this_move_counts() {
-        let file = std::env::temp_dir().join(format!("kedge-owner-{}", std::process::id()));
-        let owner = Owner::new(file.display().to_string(), "b".into());
-        assert!(!owner.has_moved(), "there is no file");
-        std::fs::write(&file, "a").unwrap();
-        assert!(!owner.has_moved(), "an earlier move");
-        std::fs::write(&file, "b").unwrap();
-        assert!(owner.has_moved());
-        std::fs::remove_file(file).unwrap();
+    fn a_client_has_moved_once_that_is_written() {
+        let file =
+            File::from(rustix::fs::memfd_create("owner", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let owner = Owner::new(file.try_clone().unwrap().into()).unwrap();
+        assert!(!owner.has_moved(), "nothing is written");
+        file.write_all_at(b"x", 0).unwrap();
+        assert!(!owner.has_moved(), "something else is");
+        file.write_all_at(&[MOVED], 0).unwrap();
+        assert!(owner.has_moved() && owner.clone().has_moved());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_decides_nothing() {
+        let (reading, _writing) = std::io::pipe().unwrap();
+        assert!(Owner::new(reading.into()).is_none());
+        assert!(Owner::new(File::open("/").unwrap().into()).is_none());
     }
 }

@@ -249,9 +249,8 @@ fn replace(
             other => break other,
         }
     };
-    if let Order::Arrive { client, owner, token } = order {
-        let owner = Owner::new(owner.into_inner(), token.into_inner());
-        return take_over(Taking { socket, fds, client, owner }, control, options, log, ready);
+    if let Order::Arrive { client } = order {
+        return take_over(Taking { socket, fds, client }, control, options, log, ready);
     }
     let Order::Restore { held } = order else {
         return Err(ServeError::NoControl);
@@ -313,10 +312,10 @@ fn go_on(
 /// What a client is taken over with.
 struct Taking {
     socket: OwnedFd,
-    /// The ring, the shared arena, and the way to the proxy that has it.
+    /// The ring, the shared arena, the way to the proxy that has it, and the file that says when
+    /// that has it no more.
     fds: Vec<OwnedFd>,
     client: u32,
-    owner: Owner,
 }
 
 /// Takes a running client over from another proxy.
@@ -327,10 +326,11 @@ fn take_over(
     log: Arc<JobLog>,
     ready: Option<Ready>,
 ) -> Result<Infallible, ServeError> {
-    let Taking { socket, fds, client: pid, owner } = taking;
-    let Ok([ring, shared, line]) = <[OwnedFd; 3]>::try_from(fds) else {
+    let Taking { socket, fds, client: pid } = taking;
+    let Ok([ring, shared, line, owner]) = <[OwnedFd; 4]>::try_from(fds) else {
         return Err(ServeError::NoControl);
     };
+    let owner = Owner::new(owner).ok_or(ServeError::NoControl)?;
     let connection = restore::Connection { socket, ring, shared };
     let restored = match arrive::arrive(line, connection, options, &log, ready) {
         Ok(restored) => restored,

@@ -14,7 +14,6 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::job::{Migrate, Moving};
 use kedge_control::{error, warn};
 use owner::Owner;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use together::Together;
@@ -46,7 +45,8 @@ impl Checkpointer {
         let launch = self.proxies.launch().ok_or(MoveError::NoDevices)?.elsewhere();
         let launch = if to == from { launch } else { launch.on(&to) };
         let target = launch.clone().cold();
-        let owner = Owner::new(self.socket.parent().unwrap_or(Path::new("/")));
+        let decision = |source| MoveError::System { what: "make a file in memory", source };
+        let owner = Owner::new().map_err(decision)?;
         let moved = Together::new(self, (&target, &launch), order, &owner).run(tell);
         let is_there = matches!(moved, Ok(_) | Err(MoveError::Lost { .. }));
         if is_there && !order.check && to != from {

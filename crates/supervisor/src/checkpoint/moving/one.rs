@@ -8,12 +8,10 @@ use crate::checkpoint::recovery::Recovery;
 use crate::devices::proxies::{Launch, Proxy, ProxyId, has_ended};
 use crate::devices::quiesce::Quiet;
 use kedge_control::proxy::{Answer, ControlError, Order};
-use kedge_wire::Text;
 use rustix::process::{Signal, pidfd_send_signal};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,9 +142,8 @@ impl<'a> Move<'a> {
         self.tries += 1;
         let system = |what| move |source| MoveError::System { what, source };
         let (near, far) = UnixStream::pair().map_err(system("make a connection"))?;
-        let (file, token) = (text(&self.owner.file), Text::truncated(self.owner.token.clone()));
-        let order = Order::Move { owner: file.clone(), token: token.clone() };
-        self.source_gives(&order, &near)?;
+        let given = self.source.control.give(&Order::Move {}, &[near.as_fd(), self.owner.as_fd()]);
+        given.map_err(|source| self.stays(source))?;
         let (answer, fds) =
             self.source.control.answer_with(LIMIT).map_err(|source| self.stays(source))?;
         let (Answer::Ends { pid }, Ok([socket, ring, arena])) =
@@ -158,8 +155,8 @@ impl<'a> Move<'a> {
         let started = self.launch.provide(None, socket.as_fd(), &["--restore"]);
         let proxy = started.map_err(system("start a proxy"))?;
         let process = proxy.process().map_err(system("open a process descriptor"))?;
-        let order = Order::Arrive { client: pid, owner: file, token };
-        let given = proxy.control.give(&order, &[ring.as_fd(), arena.as_fd(), far.as_fd()]);
+        let fds = [ring.as_fd(), arena.as_fd(), far.as_fd(), self.owner.as_fd()];
+        let given = proxy.control.give(&Order::Arrive { client: pid }, &fds);
         let recovery = self.job.recovery.clone();
         self.target = Some(Target { recovery, proxy, process, kept: false });
         phases::moved("started");
@@ -170,10 +167,6 @@ impl<'a> Move<'a> {
     pub(super) fn leaves_nothing(&self) {
         // Of devices on another machine: it has said goodbye, unless it could not.
         self.job.recovery.end_session_of(self.source.pid());
-    }
-
-    fn source_gives(&self, order: &Order, near: &UnixStream) -> Result<(), MoveError> {
-        self.source.control.give(order, &[near.as_fd()]).map_err(|source| self.stays(source))
     }
 
     /// The same with another new proxy; refused where that leads nowhere.
@@ -337,13 +330,10 @@ impl Drop for Move<'_> {
     }
 }
 
-fn text(path: &Path) -> Text<4096> {
-    Text::truncated(path.to_string_lossy().into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_wire::Text;
 
     #[test]
     fn a_client_that_has_just_ended_fails_no_other() {

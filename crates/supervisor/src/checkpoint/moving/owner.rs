@@ -1,34 +1,34 @@
-//! The one durable write of a move: which proxy has a client. Both proxies read it where this
+//! The one write that decides a move: which proxy has a client. Both proxies read it where this
 //! process is gone before it has told them.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use kedge_control::proxy::MOVED;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 
-/// The file in the job's folder.
+/// A file in memory, which lasts as long as this process or one of the proxies does: it decides
+/// nothing that outlives them.
 #[derive(Debug)]
-pub(super) struct Owner {
-    pub(super) file: PathBuf,
-    /// What no other move writes there.
-    pub(super) token: String,
-}
+pub(super) struct Owner(File);
 
 impl Owner {
-    /// Of a move that begins now, the only one of the job.
-    pub(super) fn new(folder: &Path) -> Owner {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let token = format!("{:x}-{:x}", std::process::id(), now.as_nanos());
-        Owner { file: folder.join("owner"), token }
+    /// Of a move that begins now: no other one has this file.
+    pub(super) fn new() -> io::Result<Owner> {
+        Ok(Owner(memfd_create("kedge-owner", MemfdFlags::CLOEXEC)?.into()))
     }
 
-    /// The client has moved: from here on nobody takes that back.
+    /// The client has moved: from here on nobody takes that back. A single byte is written as a
+    /// whole or not at all.
     pub(super) fn write(&self) -> io::Result<()> {
-        let new = self.file.with_extension("new");
-        let mut file = File::create(&new)?;
-        file.write_all(self.token.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, &self.file)
+        self.0.write_all_at(&[MOVED], 0)
+    }
+}
+
+impl AsFd for Owner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -37,17 +37,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_later_move_has_another_token() {
-        let folder = std::env::temp_dir().join(format!("kedge-owners-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let said = |owner: &Owner| fs::read_to_string(&owner.file).unwrap();
-        let first = Owner::new(&folder);
+    fn a_move_decides_for_itself_alone() {
+        let (first, second) = (Owner::new().unwrap(), Owner::new().unwrap());
+        let said = |owner: &Owner| {
+            let mut said = [0; 2];
+            let count = owner.0.read_at(&mut said, 0).unwrap();
+            said[..count].to_vec()
+        };
+        assert!(said(&first).is_empty());
         first.write().unwrap();
-        assert_eq!(said(&first), first.token);
-        let second = Owner::new(&folder);
-        assert_ne!(second.token, first.token);
-        second.write().unwrap();
-        assert_eq!(said(&first), second.token);
-        fs::remove_dir_all(folder).unwrap();
+        assert_eq!(said(&first), [MOVED]);
+        assert!(said(&second).is_empty());
     }
 }
