@@ -12,6 +12,7 @@ mod offload;
 mod paging;
 mod portable;
 mod recover;
+mod rights;
 mod share;
 mod swap;
 mod warm;
