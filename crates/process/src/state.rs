@@ -6,6 +6,7 @@ use crate::attributes::Attributes;
 use crate::filters::{self, program::Filter};
 use crate::huge;
 use crate::maps::{MAX_MAPPINGS, TOP};
+use crate::plugins::is_resolved;
 use crate::stop::STOPPING;
 use crate::timers::{MAX_TIMERS, Timer};
 use kedge_image::PAGE;
@@ -359,6 +360,9 @@ impl ProcessState {
         let ids = self.posix_timers.windows(2).all(|pair| pair[0].id < pair[1].id);
         require(ids && self.posix_timers.len() <= MAX_TIMERS, "timers out of order")?;
         require(self.mm.auxiliary.len() <= 64, "an auxiliary vector that is too long")?;
+        let mut paths = self.files.iter().chain(&self.exe).map(|file| &file.path);
+        let resolved = paths.all(|path| is_resolved(path)) && is_resolved(&self.cwd);
+        require(resolved, "a path that leads elsewhere")?;
         require((1..=MAX_THREADS).contains(&self.threads.len()), "no thread, or too many")?;
         require(self.threads[0].tid == self.ids.pid, "a leader with another id")?;
         self.threads.iter().try_for_each(ThreadState::check)?;

@@ -22,14 +22,14 @@ use std::time::Duration;
 const STEPS: u64 = 60;
 
 /// A job of `user`'s in a folder where all may work, captured and killed.
-struct Captured {
-    place: Place,
+pub(crate) struct Captured {
+    pub(crate) place: Place,
     image: PathBuf,
     nonce: String,
 }
 
 impl Captured {
-    fn by(user: User, name: &str) -> Captured {
+    pub(crate) fn by(user: User, name: &str) -> Captured {
         assert!(is_root(), "run these tests as root: they need root and two other users");
         let place = Place::new(name, user).expect("root can be anybody");
         let open = place.world.0.join("open");
@@ -61,12 +61,12 @@ impl Captured {
     }
 
     /// Where all may work.
-    fn open(&self, name: &str) -> PathBuf {
+    pub(crate) fn open(&self, name: &str) -> PathBuf {
         self.place.world.0.join("open").join(name)
     }
 
     /// Gives an image, changed by this test, to the user whose job it was.
-    fn own(&self, image: &Path) {
+    pub(crate) fn own(&self, image: &Path) {
         let user = self.place.user.id();
         for entry in fs::read_dir(image).unwrap() {
             let path = entry.unwrap().path();
@@ -76,7 +76,7 @@ impl Captured {
     }
 
     /// A copy of the image, beside it.
-    fn copy(&self, name: &str) -> PathBuf {
+    pub(crate) fn copy(&self, name: &str) -> PathBuf {
         let to = self.image.with_file_name(name);
         let copied = Command::new("cp").arg("-a").arg(&self.image).arg(&to).status();
         assert!(copied.unwrap().success());
@@ -84,7 +84,7 @@ impl Captured {
     }
 
     /// A copy whose manifest says something else.
-    fn told(&self, name: &str, tell: impl FnOnce(&mut Manifest)) -> PathBuf {
+    pub(crate) fn told(&self, name: &str, tell: impl FnOnce(&mut Manifest)) -> PathBuf {
         let copy = self.copy(name);
         let mut manifest = Manifest::read(&copy).unwrap();
         tell(&mut manifest);
@@ -94,14 +94,14 @@ impl Captured {
     }
 
     /// A copy whose first process is told otherwise.
-    fn forged(&self, name: &str, forge: impl FnOnce(&mut Value)) -> PathBuf {
+    pub(crate) fn forged(&self, name: &str, forge: impl FnOnce(&mut Value)) -> PathBuf {
         let copy = self.copy(name);
         let mut manifest = Manifest::read(&copy).unwrap();
         let name = format!("{}.kimg", manifest.processes[0]);
         let place = manifest.files.iter().position(|file| file.name == name).unwrap();
         let old = ImageFile::open(&copy.join(&name), Some(&manifest.files[place])).unwrap();
         let new = copy.join("new.kimg");
-        manifest.files[place] = rewritten(&old, &new, forge);
+        manifest.files[place] = rewritten(&old, &new, STATE, forge);
         fs::rename(new, copy.join(&name)).unwrap();
         manifest.files[place].name = name;
         manifest.write(&copy).unwrap();
@@ -132,7 +132,7 @@ impl Captured {
     }
 
     /// kedge refuses the image, with these words, and nothing of it runs.
-    fn refused(&self, user: User, image: &Path, words: &str) {
+    pub(crate) fn refused(&self, user: User, image: &Path, words: &str) {
         let output = self.restart(user, image, "refused");
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(125), "{words}: {said}");
@@ -141,7 +141,7 @@ impl Captured {
     }
 
     /// The job goes on to its end, with the rights of the user `owner`.
-    fn goes_on(&self, user: User, image: &Path, owner: u32) {
+    pub(crate) fn goes_on(&self, user: User, image: &Path, owner: u32) {
         let output = self.restart(user, image, "goes");
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(7), "{said}");
@@ -163,19 +163,22 @@ impl Drop for Captured {
     }
 }
 
-/// Writes what `old` has to `new`, with its process's state as `forge` leaves it.
-fn rewritten(
+/// The section of a process's file that has its state.
+const STATE: u64 = 1;
+
+/// Writes what `old` has to `new`, with `section` as `forge` leaves it.
+pub(crate) fn rewritten(
     old: &ImageFile,
     new: &Path,
+    section: u64,
     forge: impl FnOnce(&mut Value),
 ) -> kedge_image::FileEntry {
-    const STATE: u64 = 1;
     let writer = ImageWriter::create(new).unwrap();
     let mut forge = Some(forge);
     for extent in old.extents() {
         if extent.kind == Kind::Section {
             let mut bytes = old.section(extent.address).unwrap();
-            if extent.address == STATE {
+            if extent.address == section {
                 let mut state = serde_json::from_slice(&bytes).unwrap();
                 forge.take().expect("one state")(&mut state);
                 bytes = serde_json::to_vec(&state).unwrap();

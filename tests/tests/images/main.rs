@@ -5,6 +5,7 @@ mod checkpoint;
 mod checkpoint_faults;
 mod faults;
 mod hostile_images;
+mod hostile_paths;
 mod images;
 mod incremental;
 mod interrupted_restart;

@@ -2,7 +2,7 @@
 
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::procfs::Stat;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin, reach};
@@ -30,7 +30,7 @@ fn is_stateless(device: u64) -> bool {
 #[derive(Serialize, Deserialize)]
 struct Device {
     description: u32,
-    path: SavedPath,
+    path: ResolvedPath,
     /// Which device: major and minor number as one; 0 in older images.
     #[serde(default)]
     number: u64,
@@ -66,7 +66,7 @@ impl Plugin for Devices {
             let node = fs::symlink_metadata(&file.link).map(|metadata| Stat::of(&metadata));
             Ok(Device {
                 description: *index as u32,
-                path: SavedPath(file.link.clone().into()),
+                path: ResolvedPath(file.link.clone().into()),
                 number: file.stat.special,
                 mode: file.stat.mode & 0o777,
                 unlinked: !node.is_ok_and(|node| node.is(&file.stat)),

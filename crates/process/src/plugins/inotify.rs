@@ -3,7 +3,7 @@
 
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::world::{Late, World};
 use crate::plugins::{Claim, Plugin, reach, sys};
 use rustix::fd::OwnedFd;
@@ -33,7 +33,7 @@ struct Saved {
 pub(crate) struct Watch {
     number: i32,
     mask: u32,
-    path: SavedPath,
+    path: ResolvedPath,
 }
 
 /// A watch as the kernel tells it: number, mask, device and inode.
@@ -77,7 +77,7 @@ impl Plugin for Inotify {
         for saved in world.parse::<Vec<Saved>>(state)? {
             let fd = new()?;
             let mapped = |watch: Watch| {
-                let path = SavedPath(world.path(&watch.path.0));
+                let path = ResolvedPath(world.path(&watch.path.0));
                 Watch { path, ..watch }
             };
             let watches: Vec<Watch> = saved.watches.into_iter().map(mapped).collect();
@@ -126,7 +126,7 @@ fn save(capture: &mut Capture, index: usize) -> Result<Saved, PluginError> {
     }
     let watch = |((number, mask, _), path): (Told, Option<PathBuf>)| {
         let path = path.ok_or_else(|| PluginError::Refused(format!("{what}: a watch is lost")))?;
-        Ok(Watch { number, mask, path: SavedPath(path) })
+        Ok(Watch { number, mask, path: ResolvedPath(path) })
     };
     let watches =
         told.into_iter().zip(paths).map(watch).collect::<Result<Vec<_>, PluginError>>()?;

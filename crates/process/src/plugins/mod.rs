@@ -50,7 +50,7 @@ mod unix;
 mod world;
 
 pub use changes::{Moment, Settled, home_of, settle, settle_all, settle_in};
-pub(crate) use changes::{new_path, reach};
+pub(crate) use changes::{new_path, reach, remove_socket};
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
 pub(crate) use files::{Passing, Places, look as look_at_files};
@@ -58,6 +58,7 @@ pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};
 pub use others::{Rendezvous, Stage};
 pub use path::PathMap;
+pub(crate) use path::is_resolved;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};
 pub use saved::{Saved, Slot};

@@ -3,7 +3,7 @@
 
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, Found, Job, state};
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::world::{Argument, World};
 use crate::plugins::{Claim, Plugin, procfs, pty};
 use rustix::fs::{Mode, OFlags, open};
@@ -19,7 +19,7 @@ pub(crate) struct Own;
 #[derive(Serialize, Deserialize)]
 struct Saved {
     description: u32,
-    path: SavedPath,
+    path: ResolvedPath,
     offset: u64,
 }
 
@@ -78,7 +78,7 @@ impl Plugin for Own {
     ) -> Result<Option<Value>, PluginError> {
         let saved = |index: &usize| {
             let file = capture.file(*index);
-            let path = SavedPath(path(file, capture.job)?);
+            let path = ResolvedPath(path(file, capture.job)?);
             Some(Ok(Saved { description: *index as u32, path, offset: file.info.position }))
         };
         state(mine.iter().filter_map(saved))

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// A path as the image has it: text where it is UTF-8, else its bytes. Never with a zero byte.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +48,32 @@ impl<'de> Deserialize<'de> for SavedPath {
     }
 }
 
+/// A path that the kernel has told, as the image has it: from the root, and without `..`. An image
+/// that says otherwise is forged: it would lead to wherever its restart runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ResolvedPath(pub PathBuf);
+
+impl Serialize for ResolvedPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        SavedPath(self.0.clone()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ResolvedPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let SavedPath(path) = SavedPath::deserialize(deserializer)?;
+        match is_resolved(&path) {
+            true => Ok(ResolvedPath(path)),
+            false => Err(serde::de::Error::custom("a path that leads elsewhere")),
+        }
+    }
+}
+
+/// Whether the kernel may have told such a path.
+pub(crate) fn is_resolved(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+}
+
 /// `--path-map OLD=NEW`: whatever lay below OLD is sought below NEW. The longest OLD counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathMap(Vec<(PathBuf, PathBuf)>);
@@ -90,5 +116,14 @@ mod tests {
         let text = serde_json::to_string(&odd).unwrap();
         assert_eq!(serde_json::from_str::<SavedPath>(&text).unwrap(), odd);
         assert!(serde_json::from_str::<SavedPath>("\"/a\\u0000b\"").is_err());
+    }
+
+    #[test]
+    fn only_a_path_from_the_root_is_resolved() {
+        let read = |path: &str| serde_json::from_str::<ResolvedPath>(&format!("{path:?}")).is_ok();
+        assert!(read("/") && read("/a/b..c") && read("/a/..."));
+        for path in ["", "a", "./a", "../a", "/a/../b", "/..", "/a/.."] {
+            assert!(!read(path), "{path:?}");
+        }
     }
 }

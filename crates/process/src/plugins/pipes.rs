@@ -3,7 +3,7 @@
 use crate::plugins::changes::random_name;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin, reach};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,7 +26,7 @@ pub(crate) struct Pipes;
 #[derive(Serialize, Deserialize)]
 struct Pipe {
     /// Of a FIFO.
-    path: Option<SavedPath>,
+    path: Option<ResolvedPath>,
     /// The FIFO has no name any more.
     unlinked: bool,
     size: usize,
@@ -107,7 +107,7 @@ fn save(capture: &mut Capture, ends: &[usize]) -> Result<Pipe, PluginError> {
     }
     let named = !first.link.as_encoded_bytes().starts_with(b"pipe:[");
     let unlinked = named && first.stat.links == 0;
-    let path = named.then(|| SavedPath(first.link.clone().into()));
+    let path = named.then(|| ResolvedPath(first.link.clone().into()));
     let ends = ends.iter().map(|index| *index as u32).collect();
     Ok(Pipe { path, unlinked, size, data: capture.blob(&data)?, packets, ends })
 }

@@ -7,6 +7,7 @@ use crate::plugins::sys;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::path::Path;
 
 const VERSION: u32 = 1;
 /// Longest form that is read back.
@@ -87,6 +88,21 @@ impl Saved {
     /// Names of the files in the image's folder that belong to it.
     pub fn files(&self) -> impl Iterator<Item = &str> {
         std::iter::once(DATA_FILE).chain(self.files.iter().map(String::as_str))
+    }
+
+    /// Every text in what plugins have saved that could be a path.
+    pub(crate) fn paths(&self) -> Vec<&Path> {
+        let (mut paths, mut left) = (Vec::new(), Vec::new());
+        left.extend(self.states.iter().map(|state| &state.state));
+        while let Some(value) = left.pop() {
+            match value {
+                Value::String(text) if text.starts_with('/') => paths.push(Path::new(text)),
+                Value::Array(all) => left.extend(all),
+                Value::Object(all) => left.extend(all.values()),
+                _ => {}
+            }
+        }
+        paths
     }
 
     /// What the user should know about this checkpoint.

@@ -4,7 +4,7 @@ use super::Plan;
 use crate::EngineError;
 use crate::huge;
 use crate::plugins::{RecreateOptions, Recreated, reach};
-use crate::state::{Backing, MappedFile, RemovedFolder, SharedObject};
+use crate::state::{Backing, MappedFile, ProcessState, RemovedFolder, SharedObject};
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,6 +135,19 @@ pub(super) fn lacking(plan: &Plan) -> Result<BTreeSet<String>, EngineError> {
         }
     }
     Ok(lacking)
+}
+
+/// The paths that the job's files are looked for under, and where a restart keeps what it needs.
+pub(super) fn paths(plan: &Plan) -> impl Iterator<Item = PathBuf> {
+    let of_process = |process: &ProcessState| {
+        let files = process.files.iter().chain(&process.exe).map(|file| file.path.clone());
+        files.chain([process.cwd.clone()]).collect::<Vec<_>>()
+    };
+    let theirs = plan.processes.iter().flat_map(of_process);
+    let opened = plan.descriptors.paths().into_iter().map(Path::to_owned);
+    let theirs = theirs.chain(opened).map(|path| plan.paths.apply(&path));
+    // Few, and first: the others are bounded.
+    [plan.journal.clone(), std::env::temp_dir()].into_iter().chain(theirs)
 }
 
 /// Every open file description of the job, made anew.

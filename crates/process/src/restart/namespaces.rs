@@ -3,9 +3,11 @@
 //! ordinary user, users, which allow the rest.
 
 use super::Plan;
+use super::files;
 use super::init::{self, Rebuilt};
 use crate::EngineError;
 use crate::follow::Parent;
+use crate::plugins::reach;
 use crate::state::{Credentials, ProcessState};
 use libc::pid_t;
 use rustix::thread::CapabilitySet;
@@ -153,6 +155,7 @@ fn unshare(plan: &Plan) -> Result<(), EngineError> {
     // SAFETY: plain calls.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     if takes_user_namespace() {
+        reach::know(files::paths(plan));
         // SAFETY: a plain call, in a process of one thread.
         let result = unsafe { libc::unshare(libc::CLONE_NEWUSER) };
         check(

@@ -4,6 +4,7 @@
 //! disk before what it tells of is done; a last line that is not whole tells of nothing.
 
 use super::folder::{self, Private};
+use super::reach;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::SavedPath;
 use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
@@ -48,9 +49,9 @@ impl Stamp {
         }
     }
 
-    /// Of what is at `path`, be it a link.
+    /// Of what is at `path`, be it a link; no planted link leads there.
     pub(crate) fn at(path: &Path) -> io::Result<Stamp> {
-        Ok(Stamp::of(&path.symlink_metadata()?))
+        Ok(Stamp::of(&File::from(reach::find(path, false)?).metadata()?))
     }
 
     pub(super) fn is_file(&self) -> bool {

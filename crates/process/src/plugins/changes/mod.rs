@@ -135,8 +135,17 @@ impl Changes {
     }
 
     /// Says that it has been bound.
+    ///
+    /// # Errors
+    ///
+    /// If there is no socket: binding follows links, and somebody has put one into the way since it
+    /// was looked at.
     pub(crate) fn bound(&mut self, path: &Path) -> Result<(), PluginError> {
         let what = Stamp::at(path).to(|| format!("look at {}", path.display()))?;
+        if what.mode & libc::S_IFMT != libc::S_IFSOCK {
+            let what = format!("{} was exchanged while a socket was bound to it", path.display());
+            return Err(PluginError::Refused(what));
+        }
         self.record(vec![Record::Bound { path: path.to_owned().into(), what }])
     }
 
@@ -309,7 +318,6 @@ fn aside_of(path: &Path) -> Result<PathBuf, PluginError> {
     })
 }
 
-/// Removes what `path` is, be it a file or a folder, without following a link.
 /// Removes what is at `path`, in the folder that no planted link leads to.
 fn remove(path: &Path) -> io::Result<()> {
     let (folder, name) = parent(path)?;
@@ -321,8 +329,20 @@ fn remove(path: &Path) -> io::Result<()> {
     Ok(unlinkat(&folder, name, flags)?)
 }
 
+/// Removes the empty folder at `path`, and nothing else.
+fn remove_folder(path: &Path) -> io::Result<()> {
+    let (folder, name) = parent(path)?;
+    Ok(unlinkat(&folder, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes the file at `path`, and nothing else.
+fn remove_file(path: &Path) -> io::Result<()> {
+    let (folder, name) = parent(path)?;
+    Ok(unlinkat(&folder, name, AtFlags::empty())?)
+}
+
 /// Removes the file of a socket at `path`, and nothing else.
-fn remove_socket(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_socket(path: &Path) -> io::Result<()> {
     let (folder, name) = parent(path)?;
     let found = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
     match found.st_mode & libc::S_IFMT {

@@ -7,15 +7,24 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, open, openat, readlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
 
 /// As many links as the kernel follows.
 const MAX_LINKS: u32 = 40;
 /// What a user is shown as who has no number in a namespace (user_namespaces(7)).
 const NOBODY_KNOWN: u32 = 65534;
+/// Most paths of an image on which links are looked for.
+const MAX_PATHS: usize = 1 << 16;
+
+/// Links that are root's or this user's, by device and inode: see [`know`].
+static KNOWN: OnceLock<BTreeSet<(u64, u64)>> = OnceLock::new();
 
 /// Opens what is at `path`, of whatever kind, for its place alone (O_PATH). If `follow`, what a
 /// link there leads to.
@@ -104,22 +113,57 @@ fn is_anybodys(folder: impl AsFd) -> io::Result<bool> {
     Ok(fstat(folder)?.st_mode & libc::S_IWOTH != 0)
 }
 
-/// Whether a link is one that nobody has planted: the user's own, or one in a place where only its
-/// administrator, or whoever the folder belongs to, could put it. Root follows root's alone.
-/// `foreign`: it lies in a folder where everybody may put things, or below what another has put
-/// there.
+/// Whether a link is one that nobody has planted: the user's own, or root's in a place where only
+/// its administrator could put it. `foreign`: it lies in a folder where everybody may put things,
+/// or below what another has put there.
 fn may_be_followed(link: &Stat, foreign: bool) -> bool {
-    let own = geteuid().as_raw();
-    if link.st_uid == own {
-        return true;
+    let known = || KNOWN.get().is_some_and(|known| known.contains(&(link.st_dev, link.st_ino)));
+    match in_user_namespace() {
+        // Everybody else looks like root there, and like this user, if nobody is this user.
+        true => {
+            let own = link.st_uid == geteuid().as_raw() && link.st_uid != NOBODY_KNOWN;
+            own || !foreign && known()
+        }
+        false => link.st_uid == geteuid().as_raw() || !foreign && link.st_uid == 0,
     }
-    let root = own == 0 && !(link.st_uid == NOBODY_KNOWN && in_user_namespace());
-    !foreign && !root
+}
+
+/// Notes which links on `paths`, and on the way that these lead, are root's and this user's: to be
+/// called before a user namespace is entered, in which other users have no numbers. Follows none of
+/// them for anything else.
+pub(crate) fn know(paths: impl IntoIterator<Item = PathBuf>) {
+    let (mut known, mut looked) = (BTreeSet::new(), BTreeSet::new());
+    for path in paths.into_iter().take(MAX_PATHS) {
+        look_at(&path, MAX_LINKS, &mut known, &mut looked);
+    }
+    let _ = KNOWN.set(known);
+}
+
+fn look_at(
+    path: &Path,
+    left: u32,
+    known: &mut BTreeSet<(u64, u64)>,
+    looked: &mut BTreeSet<PathBuf>,
+) {
+    let new = path.ancestors().take_while(|above| looked.insert((*above).to_owned()));
+    for above in new.collect::<Vec<_>>().into_iter().rev() {
+        let Ok(found) = above.symlink_metadata() else { return };
+        if !found.is_symlink() {
+            continue;
+        }
+        if [0, geteuid().as_raw()].contains(&found.uid()) {
+            known.insert((found.dev(), found.ino()));
+        }
+        if let (Some(left), Ok(target)) = (left.checked_sub(1), fs::read_link(above)) {
+            let target = above.parent().unwrap_or(above).join(target);
+            look_at(&target, left, known, looked);
+        }
+    }
 }
 
 /// Whether other users than this one have no numbers here.
 fn in_user_namespace() -> bool {
-    std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny")
+    fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny")
 }
 
 fn planted(path: &Path, name: &OsStr, link: &Stat) -> io::Error {
@@ -127,7 +171,7 @@ fn planted(path: &Path, name: &OsStr, link: &Stat) -> io::Error {
         io::ErrorKind::PermissionDenied,
         format!(
             "`{}` in {} is a symbolic link of user {}'s, which is not followed: remove it, or name \
-             the new place with --path-map",
+             the place that it leads to with --path-map",
             String::from_utf8_lossy(name.as_bytes()),
             path.display(),
             link.st_uid

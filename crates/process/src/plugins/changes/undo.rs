@@ -4,7 +4,8 @@
 
 use super::folder::Private;
 use super::journal::{self, FOLDER, Record, Stamp, Told};
-use super::{NEW, OLD, aside_of, folder, reach, remove, remove_socket, rename, split, steps};
+use super::{NEW, OLD, aside_of, folder, reach, remove, remove_file, remove_folder, remove_socket};
+use super::{rename, split, steps};
 use crate::plugins::contents;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -101,7 +102,7 @@ pub(super) fn remove_useless(records: &[Record]) {
             && Stamp::at(&to.0).is_ok_and(|now| now.is(what))
         {
             // What cannot be removed stays, which harms nobody.
-            let _ = fs::remove_file(&to.0);
+            let _ = remove_file(&to.0);
         }
     }
 }
@@ -177,7 +178,7 @@ impl Undoing {
         };
         if new && now.mode & libc::S_IFMT == libc::S_IFDIR {
             // In which somebody has put something.
-            let _ = fs::remove_dir(to);
+            let _ = remove_folder(to);
             return;
         }
         if new && !now.is_untouched(what) {

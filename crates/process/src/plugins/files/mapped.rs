@@ -6,11 +6,14 @@ use super::{Inode, has_contents, identity, moment, restore};
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::Capture;
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::procfs::Stat;
+use crate::plugins::reach;
 use crate::plugins::survey::FileContents;
+use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The contents of all of them.
@@ -41,7 +44,14 @@ fn paths(capture: &Capture) -> BTreeSet<PathBuf> {
 /// `None` for what is no file: a device has no contents, and one that has gone is found again by
 /// its mappings.
 fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginError> {
-    let Ok(metadata) = fs::metadata(path) else { return Ok(None) };
+    let read = || format!("read {}, which the job maps", path.display());
+    // Its path had no link in it: one that is there now leads to something else.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let found = match reach::find(path, false) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        found => found.to(read)?,
+    };
+    let metadata = File::from(found.try_clone().to(read)?).metadata().to(read)?;
     if !metadata.is_file() {
         return Ok(None);
     }
@@ -53,7 +63,7 @@ fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginE
             stat.allocated
         )));
     }
-    let from = File::open(path).to(|| format!("read {}, which the job maps", path.display()))?;
+    let from = File::from(reach::again(&found, flags).to(read)?);
     let name = capture.new_file();
     let to = contents::create(capture.folder, &name)?;
     contents::copy(&from, &to).to(|| format!("copy {} into the image", path.display()))?;
@@ -67,7 +77,7 @@ fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginE
         if_gone: false,
         owner: Some(stat.owner),
         companions: restore::companions(path),
-        path: SavedPath(path.to_owned()),
+        path: ResolvedPath(path.to_owned()),
         identity: identity(&stat),
         opened: Vec::new(),
     }))

@@ -11,7 +11,7 @@ use crate::huge;
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
@@ -65,7 +65,7 @@ struct Inode {
     /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
     companions: Vec<String>,
     /// The name that it is restored under.
-    path: SavedPath,
+    path: ResolvedPath,
     /// Device and inode, by which the file itself is known, as it went on after the checkpoint.
     identity: (u64, u64),
     /// None of one that is only mapped.
@@ -75,7 +75,7 @@ struct Inode {
 #[derive(Debug, Serialize, Deserialize)]
 struct Opened {
     description: u32,
-    path: SavedPath,
+    path: ResolvedPath,
     offset: u64,
 }
 
@@ -254,12 +254,12 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     }
     let opened = opened.iter().map(|index| {
         let file = &job.files[*index];
-        let path = SavedPath(elsewhere.clone().unwrap_or_else(|| self::path(file)));
+        let path = ResolvedPath(elsewhere.clone().unwrap_or_else(|| self::path(file)));
         Opened { description: *index as u32, path, offset: file.info.position }
     });
     let (mode, modified, identity) =
         (file.stat.mode, moment(file.stat.modified), identity(&file.stat));
-    let (path, opened, owner) = (SavedPath(path), opened.collect(), file.stat.owner);
+    let (path, opened, owner) = (ResolvedPath(path), opened.collect(), file.stat.owner);
     Ok(Inode {
         mode,
         size,

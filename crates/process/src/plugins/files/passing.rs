@@ -11,7 +11,7 @@ use super::{Inode, SMALL, identity, moment};
 use crate::plugins::Plugin;
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError};
-use crate::plugins::path::SavedPath;
+use crate::plugins::path::ResolvedPath;
 use crate::plugins::procfs::Stat;
 use crate::plugins::saved::{Saved, State};
 use serde::Deserialize;
@@ -206,7 +206,7 @@ impl Candidate {
             if_gone: true,
             owner: Some(self.stat.owner),
             companions: Vec::new(),
-            path: SavedPath(self.path.clone()),
+            path: ResolvedPath(self.path.clone()),
             identity: identity(&self.stat),
             opened: Vec::new(),
         }

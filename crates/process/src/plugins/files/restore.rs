@@ -7,10 +7,12 @@ use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sys;
 use crate::plugins::world::World;
-use rustix::fs::{CWD, FileType, Mode, OFlags, fchmod, open, openat};
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, mkdirat, openat, unlinkat};
+use rustix::process::geteuid;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -135,7 +137,9 @@ pub(super) fn dress_folders(inodes: &[Inode], world: &mut World) {
 /// A file without a name, best in the directory where it was.
 fn nameless(inode: &Inode, path: &Path, saved: &File) -> Result<File, PluginError> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let make = |folder: &Path| open(folder, flags, Mode::RUSR | Mode::WUSR);
+    let make = |folder: &Path| -> io::Result<OwnedFd> {
+        Ok(openat(reach::find(folder, true)?, ".", flags, Mode::RUSR | Mode::WUSR)?)
+    };
     let parent = path.parent().unwrap_or(Path::new("/"));
     let made = make(parent).or_else(|_| make(&std::env::temp_dir()));
     let file =
@@ -151,11 +155,18 @@ fn nameless_directory(inode: &Inode, path: &Path) -> Result<File, PluginError> {
         return Err(damaged("a file without name and contents"));
     }
     let make = |folder: &Path| -> io::Result<File> {
-        let name = random_name(&folder.join("folder"), "")?;
-        fs::create_dir(&name)?;
-        let opened = openat(CWD, &name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        fs::remove_dir(&name)?;
-        Ok(File::from(opened?))
+        let name = random_name(Path::new("folder"), "")?;
+        let folder = reach::find(folder, true)?;
+        mkdirat(&folder, &name, Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(&folder, &name, flags, Mode::empty());
+        unlinkat(&folder, &name, AtFlags::REMOVEDIR)?;
+        let opened = File::from(opened?);
+        // Whoever may write in there could have exchanged it.
+        match opened.metadata()?.uid() == geteuid().as_raw() {
+            true => Ok(opened),
+            false => Err(io::ErrorKind::PermissionDenied.into()),
+        }
     };
     let parent = path.parent().unwrap_or(Path::new("/"));
     make(parent).or_else(|_| make(&std::env::temp_dir())).to(|| "make a directory without a name")
@@ -320,7 +331,7 @@ fn lead_aside(inode: &Inode, path: &Path, names: &BTreeSet<PathBuf>, world: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugins::path::SavedPath;
+    use crate::plugins::path::ResolvedPath;
 
     fn inode(owner: Option<(u32, u32)>) -> Inode {
         Inode {
@@ -332,15 +343,17 @@ mod tests {
             if_gone: false,
             owner,
             companions: Vec::new(),
-            path: SavedPath(PathBuf::from("/nowhere")),
+            path: ResolvedPath(PathBuf::from("/nowhere")),
             identity: (0, 0),
             opened: Vec::new(),
         }
     }
 
-    fn dressed(owner: Option<(u32, u32)>) -> fs::Metadata {
+    fn dressed(owner: Option<(u32, u32)>) -> std::fs::Metadata {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = File::from(open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap());
+        let file = File::from(
+            rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap(),
+        );
         dress(&inode(owner)).put_on(&file, true).unwrap();
         file.metadata().unwrap()
     }

@@ -3,6 +3,7 @@
 use super::scratch::Scratch;
 use super::{Message, Role, Socket, name::Name};
 use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::remove_socket;
 use crate::plugins::sockets::filter;
 use crate::plugins::sockets::options::{self, SO_BUF_LOCK};
 use crate::plugins::sys;
@@ -169,7 +170,7 @@ fn bind(
 
 fn remove(file: Option<PathBuf>) -> Result<(), PluginError> {
     let Some(file) = file else { return Ok(()) };
-    std::fs::remove_file(&file).to(|| format!("remove {}", file.display()))
+    remove_socket(&file).to(|| format!("remove {}", file.display()))
 }
 
 /// What is not connected, and who listens.
