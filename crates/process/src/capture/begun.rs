@@ -134,7 +134,8 @@ impl Begun {
         let Begun { options, machine, objects_file, once, mut session, mut places, .. } = self;
         let together = options.together.as_deref();
         together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
-        let (zombies, ids) = identify(&stopped)?;
+        let alive: Vec<i32> = stopped.processes.iter().map(|process| process.pid).collect();
+        let (zombies, ids) = identify(&alive, &stopped.zombies)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
         let mappings = mappings(&stopped)?;
         aio::settle(&stopped, &mappings)?;

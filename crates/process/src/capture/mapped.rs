@@ -8,7 +8,7 @@ use crate::plugins;
 use crate::state::{Backing, KERNEL_MAPPINGS, MappedFile, Saved};
 use crate::track::Shared;
 use crate::vdso::{NAME as VDSO, Vdso};
-use crate::{EngineError, aio, huge};
+use crate::{EngineError, aio, huge, maps};
 use libc::pid_t;
 
 /// What processes are described by.
@@ -48,7 +48,8 @@ impl Mapped {
         let (mut saved, mut objects) = (Vec::new(), Vec::new());
         for mapping in mappings {
             // Segments first: a memfd may have a segment's id for its inode.
-            let backing = match (by.objects.segment(mapping), held(mapping, by.descriptors)) {
+            let held = held(mapping, |device, inode| by.descriptors.description_of(device, inode));
+            let backing = match (by.objects.segment(mapping), held) {
                 (Some(id), _) => Backing::Segment(id),
                 (None, Some(description)) => Backing::Description(description),
                 (None, None) => match backing(pid, mapping, &mut files, checksum)? {
@@ -92,15 +93,42 @@ impl Mapped {
     }
 }
 
-/// The open file description that a mapping is a mapping of: one of shared memory, or of a file
-/// without a name. One that the process has closed is another matter.
-fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
+/// Refuses what a running process maps and could not be saved, as [`Mapped::of`] would when it
+/// stands still. Returns where it has memory to which nothing but mappings leads. `is_held` tells
+/// whether the job has a file of this device and inode open.
+///
+/// # Errors
+///
+/// [`EngineError::Unsupported`], which names the mapping.
+pub(super) fn look(
+    pid: pid_t,
+    mappings: &[Mapping],
+    lookup: &Lookup,
+    is_held: impl Fn(u64, u64) -> bool,
+) -> Result<Vec<(u64, u64)>, EngineError> {
+    let (mut files, mut nameless) = (Files::new(lookup), Vec::new());
+    for mapping in mappings.iter().filter(|mapping| mapping.start < maps::TOP) {
+        let segment = mapping.shared && mapping.name.starts_with("/SYSV");
+        if segment || held(mapping, |device, inode| is_held(device, inode).then_some(())).is_some()
+        {
+            continue;
+        }
+        if backing(pid, mapping, &mut files, 0)?.is_none() {
+            nameless.push((mapping.start, mapping.end));
+        }
+    }
+    Ok(nameless)
+}
+
+/// What `description` knows of the file that a mapping is a mapping of: one of shared memory, or
+/// one without a name. One that the process has closed is another matter.
+fn held<T>(mapping: &Mapping, description: impl Fn(u64, u64) -> Option<T>) -> Option<T> {
     let (major, minor) = mapping.device.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     let device = libc::makedev(number(major)?, number(minor)?);
     let shared = mapping.shared && mapping.inode != 0 && mapping.path() != Some("/dev/zero");
     let kind = shared || mapping.deleted();
-    kind.then(|| descriptors.description_of(device, mapping.inode))?
+    kind.then(|| description(device, mapping.inode))?
 }
 
 /// What backs a mapping, where `vdso` is the checksum of the process's vDSO; `None` if that is an

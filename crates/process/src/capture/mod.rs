@@ -216,13 +216,18 @@ fn survey(pids: &[i32], options: &Options, still: bool) -> Result<Survey<'static
 /// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
 /// stopped job is looked at again.
 fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
-    /// Looks at a process that cannot be looked at as a whole: one that is becoming another program
-    /// has for a moment a first thread that has ended.
+    /// Looks at what may be otherwise in a moment: a process that is becoming another program has
+    /// for that long a first thread that has ended, one that has just mapped a file may remove its
+    /// name, and children may be about to lead sessions.
     const LOOKS: usize = 5;
+    const PAUSE: Duration = Duration::from_millis(3);
     for _ in 1..LOOKS {
         match look_ahead(roots, options) {
             Err(EngineError::Descriptors(PluginError::Survey(refusals)))
                 if refusals.iter().any(|refusal| refusal.fd.is_none()) => {}
+            Err(EngineError::Unsupported { .. } | EngineError::NoEntry { .. }) => {
+                std::thread::sleep(PAUSE);
+            }
             other => return other,
         }
     }
@@ -247,14 +252,27 @@ fn look_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
             let none = refusals.is_empty();
             if none { Ok(()) } else { Err(PluginError::Survey(refusals).into()) }
         }
+        Err(other) => Err(other),
+        Ok(survey) => {
+            refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode))?;
+            place_ahead(roots)
+        }
+    }
+}
+
+/// Tells whether the processes of `roots` could get their places among sessions and groups again.
+fn place_ahead(roots: &Roots) -> Result<(), EngineError> {
+    let (zombies, alive): (Vec<i32>, Vec<i32>) =
+        stop::all(roots).into_iter().partition(|pid| proc::has_ended(*pid));
+    match identify(&alive, &zombies) {
+        Err(EngineError::Ended { .. }) => Ok(()),
         other => other.map(drop),
     }
 }
 
 /// The ids of everybody, as the job sees them: what is outside of it is 0.
-fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError> {
-    let alive = stopped.processes.iter().map(|process| process.pid);
-    let members: BTreeSet<i32> = alive.clone().chain(stopped.zombies.iter().copied()).collect();
+fn identify(alive: &[i32], zombies: &[i32]) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError> {
+    let members: BTreeSet<i32> = alive.iter().chain(zombies).copied().collect();
     // SAFETY: plain calls.
     let (own_group, own_session) = unsafe { (libc::getpgid(0), libc::getsid(0)) };
     // One whose leader lives outside of the job is from outside; one whose leader lives no more is
@@ -264,7 +282,7 @@ fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError
         id if id == own || id == 0 || Stat::of(id).is_ok() => 0,
         id => id,
     };
-    let ids = |pid| -> Result<(Ids, Stat), EngineError> {
+    let ids = |pid: i32| -> Result<(Ids, Stat), EngineError> {
         let stat = Stat::of(pid)?;
         let parent = stat.get(Field::Ppid) as i32;
         let parent = if members.contains(&parent) { parent } else { 0 };
@@ -278,11 +296,11 @@ fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError
     };
     // One that this process has collected meanwhile is gone.
     let collected = |zombie: &Result<_, _>| matches!(zombie, Err(EngineError::Ended { .. }));
-    let zombies = stopped.zombies.iter().map(zombie).filter(|zombie| !collected(zombie));
+    let zombies = zombies.iter().map(zombie).filter(|zombie| !collected(zombie));
     let zombies: Result<Vec<Zombie>, EngineError> = zombies.collect();
     // A zombie whose parent is outside is somebody else's to wait for.
     let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0).collect();
-    let ids: Result<Vec<Ids>, EngineError> = alive.map(|pid| Ok(ids(pid)?.0)).collect();
+    let ids: Result<Vec<Ids>, EngineError> = alive.iter().map(|pid| Ok(ids(*pid)?.0)).collect();
     let (zombies, ids): (Vec<Zombie>, Vec<Ids>) = (zombies, ids?);
     let members: Vec<Ids> = ids.iter().copied().chain(zombies.iter().map(|z| z.ids)).collect();
     lineage::steps(&members, []).map_err(|Misplaced(pid)| {

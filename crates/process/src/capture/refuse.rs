@@ -1,9 +1,12 @@
 //! What kedge cannot bring back yet, by name.
 
+use super::lookup::Lookup;
+use super::{guards, mapped};
 use crate::maps::{self, Mapping};
 use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
-use crate::{EngineError, huge, rseq};
+use crate::vdso::NAME as VDSO;
+use crate::{EngineError, huge, rseq, several};
 use libc::pid_t;
 use rustix::process::geteuid;
 use std::path::{Path, PathBuf};
@@ -45,6 +48,35 @@ pub(super) fn ahead(roots: &Roots) -> Result<(), EngineError> {
         }
     }
     Ok(())
+}
+
+/// Looks at what all processes of `roots` map, before one of them is stopped. `is_held` tells
+/// whether the job has a file of this device and inode open.
+pub(super) fn mapped_ahead(
+    roots: &Roots,
+    is_held: impl Fn(u64, u64) -> bool + Sync,
+) -> Result<(), EngineError> {
+    let lookup = Lookup::default();
+    let looked =
+        several::try_each(&stop::alive(roots), |pid| match mapped(*pid, &lookup, &is_held) {
+            Err(EngineError::Ended { .. }) => Ok(()),
+            other => other,
+        });
+    looked.map(drop)
+}
+
+fn mapped(
+    pid: pid_t,
+    lookup: &Lookup,
+    is_held: impl Fn(u64, u64) -> bool,
+) -> Result<(), EngineError> {
+    let at = proc::reach(pid);
+    let mappings = maps::named(at)?;
+    let nameless = mapped::look(at, &mappings, lookup, is_held)?;
+    guards::refuse_in(at, &nameless)?;
+    // One that is ending maps nothing any more.
+    let has_code = mappings.is_empty() || mappings.iter().any(|mapping| mapping.name == VDSO);
+    if has_code { Ok(()) } else { Err(EngineError::NoEntry { pid }) }
 }
 
 fn one(pid: pid_t, here: &Here) -> Result<(), EngineError> {

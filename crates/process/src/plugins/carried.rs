@@ -51,6 +51,13 @@ fn carries(file: &Found, still: bool) -> bool {
         && told(file).map_or(still, |count| count > 0)
 }
 
+/// Whether descriptors may be under way in sockets of the running job that a look at it has not
+/// found: not all that waits is shown before the job is stopped.
+pub(super) fn may_be_unseen(job: &Job) -> bool {
+    let is_local = |file: &&Found| file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
+    job.files.iter().filter(is_local).any(|file| told(file) != Some(0))
+}
+
 /// How many descriptors wait in this socket.
 fn told(file: &Found) -> Option<usize> {
     file.info.value("scm_fds")?.parse().ok()

@@ -3,17 +3,22 @@
 
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
+use crate::plugins::procfs::{self, FdInfo};
 use crate::plugins::world::{Argument, InjectedCall, World};
-use crate::plugins::{Claim, Plugin, pidfd, signalfd, sys};
+use crate::plugins::{Claim, Plugin, carried, pidfd, signalfd, sys};
 use rustix::event::epoll;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::fcntl_dupfd_cloexec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Highest number of a member that is read back.
 const MAX_NUMBER: i32 = 1 << 24;
+/// Between two looks at the members of a running job.
+const TICK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(crate) struct Epoll;
@@ -46,12 +51,15 @@ impl Plugin for Epoll {
         ]
     }
 
-    fn claim(&self, file: &Found, _job: &Job) -> Claim {
-        match file.anonymous() {
-            Some("eventpoll") if members(file).is_none() => {
-                Claim::Refused("the kernel does not tell its members".to_owned())
-            }
-            name => Claim::when(name == Some("eventpoll")),
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
+        if file.anonymous() != Some("eventpoll") {
+            return Claim::No;
+        }
+        match members(&file.info) {
+            None => Claim::Refused("the kernel does not tell its members".to_owned()),
+            Some(members) if !job.patience.is_zero() => lost(file, job, &members)
+                .map_or(Claim::Yes, |number| Claim::Refused(format!("it {}", is_lost(number)))),
+            Some(_) => Claim::Yes,
         }
     }
 
@@ -78,8 +86,53 @@ impl Plugin for Epoll {
     }
 }
 
-/// Number, events and data of each member.
-fn members(file: &Found) -> Option<Vec<(i32, u32, u64)>> {
+/// The number of a member that no process of the running job holds. One that has been added or
+/// closed just now is none, nor one that may be under way.
+fn lost(file: &Found, job: &Job, told: &[Told]) -> Option<i32> {
+    if carried::may_be_unseen(job) {
+        return None;
+    }
+    let (pid, fd) = job.place(file);
+    let held = |number: i32, which: u32| {
+        let member = sys::Member { epoll: fd as u32, number: number as u32, which };
+        // Under its number it may be newer than the list of all.
+        let has = |at| sys::is_member(at, number, pid, &member).unwrap_or(false);
+        job.processes.iter().any(|process| has(process.at))
+            || target(job, file, number, which).is_some()
+    };
+    let (told, which) = numbered(told).find(|(told, which)| !held(told.0, *which))?;
+    let begin = Instant::now();
+    while begin.elapsed() < job.patience {
+        thread::sleep(TICK);
+        let seen = procfs::descriptor(pid, fd).ok()??;
+        if !members(&seen.info)?.contains(told) || held(told.0, which) {
+            return None;
+        }
+    }
+    Some(told.0)
+}
+
+fn is_lost(number: i32) -> String {
+    format!(
+        "watches a file, once descriptor {number}, that no process of the job holds: remove it \
+         from the epoll before closing it"
+    )
+}
+
+/// A member as the kernel tells it: number, events and data.
+type Told = (i32, u32, u64);
+
+/// Each with how many of the same number come before it: the kernel lists those in the order in
+/// which kcmp counts them.
+fn numbered(told: &[Told]) -> impl Iterator<Item = (&Told, u32)> {
+    let mut seen: BTreeMap<i32, u32> = BTreeMap::new();
+    told.iter().map(move |told| {
+        let which = seen.entry(told.0).and_modify(|count| *count += 1).or_insert(0);
+        (told, *which)
+    })
+}
+
+fn members(info: &FdInfo) -> Option<Vec<Told>> {
     let member = |line: &str| {
         let mut words = line.split_whitespace();
         let number = words.next()?.parse().ok()?;
@@ -87,23 +140,17 @@ fn members(file: &Found) -> Option<Vec<(i32, u32, u64)>> {
         let events = u32::from_str_radix(next("events:")?, 16).ok()?;
         Some((number, events, u64::from_str_radix(next("data:")?, 16).ok()?))
     };
-    file.info.values("tfd").map(member).collect()
+    info.values("tfd").map(member).collect()
 }
 
 fn save(capture: &mut Capture, index: usize) -> Result<Saved, PluginError> {
     let job = capture.job;
     let file = &job.files[index];
-    // The kernel lists those of one number in the order in which kcmp counts them.
-    let mut seen: BTreeMap<i32, u32> = BTreeMap::new();
     let mut saved = Vec::new();
-    for (number, events, data) in members(file).unwrap_or_default() {
-        let which = seen.entry(number).and_modify(|count| *count += 1).or_insert(0);
-        let target = target(job, file, number, *which).ok_or_else(|| {
-            let what = job.describe(file);
-            PluginError::Refused(format!(
-                "{what} watches a file, once descriptor {number}, that no process of the job holds: \
-                 remove it from the epoll before closing it"
-            ))
+    let told = members(&file.info).unwrap_or_default();
+    for (&(number, events, data), which) in numbered(&told) {
+        let target = target(job, file, number, which).ok_or_else(|| {
+            PluginError::Refused(format!("{} {}", job.describe(file), is_lost(number)))
         })?;
         personal(job, file, number, target)?;
         saved.push(Member { number, events, data, target: target as u32 });

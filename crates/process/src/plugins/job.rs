@@ -232,6 +232,12 @@ impl Job {
         self.files.iter().position(|file| self.place(file) == place)
     }
 
+    /// Those of this device and inode.
+    pub(crate) fn of_inode(&self, device: u64, inode: u64) -> impl Iterator<Item = &Found> {
+        let indices = self.by_inode.get(&(device, inode));
+        indices.into_iter().flatten().map(|index| &self.files[*index])
+    }
+
     /// The index of the description that this descriptor of our own stands for.
     pub fn known(&self, fd: &OwnedFd) -> Option<usize> {
         let me = std::process::id() as i32;

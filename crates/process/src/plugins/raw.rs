@@ -52,13 +52,13 @@ impl Plugin for Raw {
         "raw"
     }
 
-    fn claim(&self, file: &Found, _job: &Job) -> Claim {
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
         match file.socket.filter(|kind| is_one(*kind)) {
             None => Claim::No,
             Some(kind) if kind.kind == libc::SOCK_RAW && !geteuid().is_root() => {
                 Claim::Refused("only root can make a raw socket again: close it before".to_owned())
             }
-            Some(_) => Claim::Yes,
+            Some(_) => filter::refusal(file, job).map_or(Claim::Yes, Claim::Refused),
         }
     }
 

@@ -112,6 +112,11 @@ impl<'a> Survey<'a> {
         self.job.files.iter().zip(self.claims.iter().map(|claim| self.plugins[*claim].name()))
     }
 
+    /// Whether a process has the file of this device and inode open, for more than its path.
+    pub(crate) fn has_open(&self, device: u64, inode: u64) -> bool {
+        self.job.of_inode(device, inode).any(|file| !file.is_path_only())
+    }
+
     /// Saves everything, files into the image's `folder`, which exists. Every process is stopped,
     /// and stays so until this returns; on an error they can go on as if nothing had happened.
     pub fn save(&self, folder: &Path) -> Result<Saved, PluginError> {

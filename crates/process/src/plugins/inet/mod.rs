@@ -17,8 +17,8 @@ pub(crate) use wires::meet;
 
 use crate::plugins::error::PluginError;
 use crate::plugins::job::{Capture, Found, Job};
-use crate::plugins::sockets::Kind;
 use crate::plugins::sockets::options::SocketOption;
+use crate::plugins::sockets::{Kind, filter};
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin};
 use serde::{Deserialize, Serialize};
@@ -119,7 +119,9 @@ impl Plugin for Inet {
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
         match file.socket.is_some_and(is_one) {
-            true => waiting::claim(file, job),
+            true => {
+                filter::refusal(file, job).map_or_else(|| waiting::claim(file, job), Claim::Refused)
+            }
             false => Claim::No,
         }
     }

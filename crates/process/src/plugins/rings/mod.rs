@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::io;
 use std::sync::OnceLock;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use turn::Contents;
 
 /// How often a ring is asked that is at work, and tells nothing meanwhile.
@@ -173,7 +173,81 @@ fn refusal(file: &Found, job: &Job) -> io::Result<Option<String>> {
     }
     match has_large_entries(ring, entries, completions)? {
         true => refused("its entries are large ones (IORING_SETUP_SQE128, IORING_SETUP_CQE32)"),
-        false => Ok(None),
+        false if job.patience.is_zero() => Ok(None),
+        false => lasting(file, job),
+    }
+}
+
+/// Why a ring of the running job cannot be saved for what it has under way, where that lasts: what
+/// ends by itself is waited for when the job stands still.
+fn lasting(file: &Found, job: &Job) -> io::Result<Option<String>> {
+    /// As long as the stopped job would be waited for.
+    const STUCK: Duration = Duration::from_secs(1);
+    let ring = job.duplicate(file).map_err(|error| io::Error::other(error.to_string()))?;
+    let (begin, mut first) = (Instant::now(), None);
+    loop {
+        let told = told(file, job)?;
+        let (saved, contents) = read(&ring, 0)?;
+        let Some(hindrance) = hindrance(&told, &saved, &contents) else { return Ok(None) };
+        let counters = (saved.sq_head, saved.cq_tail);
+        let (was, since) = *first.get_or_insert((hindrance, counters));
+        // It comes and goes, or the ring is at work.
+        if was != hindrance || hindrance.ends() && since != counters {
+            return Ok(None);
+        }
+        if begin.elapsed() >= if hindrance.ends() { STUCK } else { job.patience } {
+            return Ok(Some(format!("{hindrance}; {WITHOUT}")));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// What of a ring's work cannot be saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hindrance {
+    Waiting,
+    Overflown,
+    UnderWay(i32),
+    Several,
+    Credentials,
+}
+
+impl Hindrance {
+    /// Whether it may end by itself, as what works on files does.
+    fn ends(self) -> bool {
+        matches!(self, Hindrance::UnderWay(_))
+    }
+}
+
+impl std::fmt::Display for Hindrance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Hindrance::Waiting => f.write_str("it has requests under way that wait for something"),
+            Hindrance::Overflown => {
+                f.write_str("it has more completions than there is room for: read them")
+            }
+            Hindrance::UnderWay(count) => write!(f, "{count} of its requests are under way"),
+            Hindrance::Several => f.write_str("it has had several completions of one request"),
+            Hindrance::Credentials => {
+                f.write_str("its requests name credentials (IORING_REGISTER_PERSONALITY)")
+            }
+        }
+    }
+}
+
+fn hindrance(told: &Told, saved: &Saved, contents: &Contents) -> Option<Hindrance> {
+    if told.waiting {
+        return Some(Hindrance::Waiting);
+    }
+    if told.overflown {
+        return Some(Hindrance::Overflown);
+    }
+    match i32::try_from(saved.under_way()) {
+        Ok(0) if !contents.have_several() => {
+            contents.name_credentials().then_some(Hindrance::Credentials)
+        }
+        Ok(count @ 1..) => Some(Hindrance::UnderWay(count)),
+        _ => Some(Hindrance::Several),
     }
 }
 
@@ -267,21 +341,9 @@ fn save(capture: &mut Capture, index: usize) -> Result<Saved, PluginError> {
     let told = told(capture.file(index), capture.job).to(|| format!("look at {what}"))?;
     let ring = capture.duplicate(index)?;
     let (mut saved, contents) = read(&ring, index).to(|| format!("read {what}"))?;
-    let under_way = saved.under_way();
     let refused = |why: String| Err(PluginError::Refused(format!("{what} cannot be saved: {why}")));
-    if told.waiting {
-        return refused("it has requests under way that wait for something".to_owned());
-    }
-    if told.overflown {
-        return refused("it has more completions than there is room for: read them".to_owned());
-    }
-    match i32::try_from(under_way) {
-        Ok(0) if !contents.have_several() => {}
-        Ok(count @ 1..) => return refused(format!("{count} of its requests are under way")),
-        _ => return refused("it has had several completions of one request".to_owned()),
-    }
-    if contents.name_credentials() {
-        return refused("its requests name credentials (IORING_REGISTER_PERSONALITY)".to_owned());
+    if let Some(hindrance) = hindrance(&told, &saved, &contents) {
+        return refused(hindrance.to_string());
     }
     saved.contents = capture.blob(&contents.joined())?;
     Ok(saved)

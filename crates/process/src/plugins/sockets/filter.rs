@@ -1,5 +1,6 @@
 //! Filters of sockets (`SO_ATTACH_FILTER`): classic BPF programs, which the kernel tells back.
 
+use crate::plugins::job::{Found, Job};
 use crate::plugins::sys;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
@@ -27,6 +28,16 @@ pub(crate) fn read(fd: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     let mut program = vec![0; count.min(MAX_INSTRUCTIONS) * INSTRUCTION];
     length_in_instructions(&fd, &mut program)?;
     Ok(Some(program))
+}
+
+/// Why the filter of the socket `file` cannot be saved, asked before the job is stopped: who saves
+/// it finds out then.
+pub(crate) fn refusal(file: &Found, job: &Job) -> Option<String> {
+    if job.patience.is_zero() {
+        return None;
+    }
+    let fd = job.duplicate(file).ok()?;
+    read(fd).err().map(|_| "it has an eBPF program as its filter (SO_ATTACH_BPF)".to_owned())
 }
 
 fn length_in_instructions(fd: impl AsFd, program: &mut [u8]) -> io::Result<usize> {

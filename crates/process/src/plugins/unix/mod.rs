@@ -9,6 +9,7 @@ mod waiting;
 use crate::plugins::error::PluginError;
 use crate::plugins::job::{Capture, Found, Job};
 use crate::plugins::path::SavedPath;
+use crate::plugins::sockets::filter;
 use crate::plugins::sockets::options::SocketOption;
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin};
@@ -79,7 +80,9 @@ impl Plugin for Unix {
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
         match file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX) {
-            true => waiting::claim(file, job),
+            true => {
+                filter::refusal(file, job).map_or_else(|| waiting::claim(file, job), Claim::Refused)
+            }
             false => Claim::No,
         }
     }
