@@ -1,6 +1,7 @@
 //! Attributes of a process that change how the kernel treats it, and nothing that it computes.
 
 use crate::inject::{Batch, Parasite};
+use crate::numa::{NODES, Policy};
 use crate::{EngineError, Thread, proc};
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
@@ -14,8 +15,6 @@ const REGISTRATIONS: [u64; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
 const BARRIERS: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
 /// Calls that [`ask`] makes.
 pub(crate) const QUESTIONS: usize = 4 + BARRIERS.len();
-/// Bits of a mask of NUMA nodes.
-const NODES: usize = 1024;
 const PR_GET_THP_DISABLE: u64 = 42;
 const PR_SET_THP_DISABLE: u64 = 41;
 
@@ -37,9 +36,9 @@ pub(crate) struct Attributes {
     /// In nanoseconds; 0 if it is not known.
     #[serde(default)]
     pub(crate) timer_slack: u64,
-    /// The mode of set_mempolicy(2), and its nodes, a bit each.
+    /// What set_mempolicy(2) was told.
     #[serde(default)]
-    pub(crate) policy: (i32, Vec<u64>),
+    pub(crate) policy: Policy,
 }
 
 /// Where the answers to [`ask`] come.
@@ -78,14 +77,14 @@ impl Attributes {
             let words = nodes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
             let mut nodes: Vec<u64> = words.collect();
             nodes.truncate(nodes.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
-            self.policy = (i32::from_le_bytes(mode), nodes);
+            self.policy = Policy(i32::from_le_bytes(mode), nodes);
         }
         Ok(())
     }
 
     /// Checks what an image says.
     pub(crate) fn are_possible(&self) -> bool {
-        self.policy.1.len() <= NODES / 64
+        self.policy.is_possible()
             && self.oom_score_adj.is_none_or(|adjust| (-1000..=1000).contains(&adjust))
     }
 
@@ -104,12 +103,9 @@ impl Attributes {
             let arguments = [libc::PR_SET_TIMERSLACK as u64, self.timer_slack];
             batch.attempt("set its timer slack", libc::SYS_prctl, &arguments)?;
         }
-        let (mode, nodes) = &self.policy;
-        if *mode != 0 {
-            let mut mask = nodes.clone();
-            mask.resize(NODES / 64, 0);
-            let bytes: Vec<u8> = mask.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let arguments = [*mode as u64, batch.put(&bytes)?, NODES as u64];
+        let Policy(mode, _) = self.policy;
+        if mode != 0 {
+            let arguments = [mode as u64, batch.put(&self.policy.mask())?, NODES as u64];
             batch.attempt("set its memory policy", libc::SYS_set_mempolicy, &arguments)?;
         }
         Ok(())

@@ -16,6 +16,7 @@ pub mod kernel;
 mod lineage;
 mod machine;
 mod maps;
+mod numa;
 mod oom;
 mod pagemap;
 pub mod plugins;

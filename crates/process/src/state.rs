@@ -6,6 +6,7 @@ use crate::attributes::Attributes;
 use crate::filters::{self, program::Filter};
 use crate::huge;
 use crate::maps::{MAX_MAPPINGS, TOP};
+use crate::numa::Policy;
 use crate::plugins::is_resolved;
 use crate::stop::STOPPING;
 use crate::timers::{MAX_TIMERS, Timer};
@@ -218,6 +219,9 @@ pub(crate) struct Saved {
     /// Bytes of its huge pages; 0 for ordinary ones, and in older images.
     #[serde(default)]
     pub(crate) huge: u64,
+    /// On which nodes its pages are to lie, where the program has said so.
+    #[serde(default)]
+    pub(crate) policy: Option<Policy>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -428,6 +432,7 @@ impl Saved {
         require((0..8).contains(&self.protection), "an impossible protection")?;
         let huge = self.huge == 0 || huge::is_possible(self.huge, self.start, self.len());
         require(huge, "huge pages of an impossible size or place")?;
+        require(self.policy.as_ref().is_none_or(Policy::is_possible), "an impossible policy")?;
         require(self.name.as_ref().is_none_or(|name| name.len() < 80), "an impossible name")?;
         match &self.backing {
             Backing::File(index) => require(*index < files, "a mapping of no file"),
@@ -477,6 +482,7 @@ mod tests {
             flags: Vec::new(),
             name: None,
             huge: 0,
+            policy: None,
         };
         good.check(0).unwrap();
         Saved { start: 2 << 20, end: 4 << 20, huge: 2 << 20, ..good.clone() }.check(0).unwrap();

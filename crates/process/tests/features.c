@@ -89,6 +89,42 @@ static void attributes(void) {
     KEEP(3, nodes[0]);
 }
 
+// Memory that is to lie on some nodes (mbind), beside a policy of the process's own.
+static void bound(void) {
+    // MPOL_PREFERRED, MPOL_BIND, and MPOL_INTERLEAVE for the process.
+    enum { PREFERRED = 1, BIND = 2, INTERLEAVE = 3, RANGES = 4, PAGES = 4, F_ADDR = 2 };
+    static char *ranges[RANGES];
+    static int known;
+    static const int modes[RANGES] = {BIND, PREFERRED, BIND, 0};
+    unsigned long nodes[16] = {1};
+    if (!begun) {
+        known = syscall(SYS_set_mempolicy, INTERLEAVE, nodes, 1024) == 0;
+        char *memory = mmap(0, 3 * PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        int file = memfd_create("bound", 0);
+        REQUIRE(memory != MAP_FAILED && ftruncate(file, PAGES * PAGE) == 0);
+        for (int i = 0; i < RANGES; i++) ranges[i] = memory + (i == 3 ? 2 : i) * PAGES * PAGE;
+        ranges[2] = mmap(0, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        for (int i = 0; i < RANGES && known; i++) {
+            if (modes[i]) REQUIRE(syscall(SYS_mbind, ranges[i], PAGES * PAGE, modes[i], nodes, 1024, 0) == 0);
+        }
+        for (int i = 0; i < RANGES; i++) memset(ranges[i], 'b' + i, PAGES * PAGE);
+    }
+    for (int i = 0; i < RANGES; i++) {
+        SAME(ranges[i][PAGES * PAGE - 1], 'b' + i);
+        // Pages that are written again, for an image that builds on another.
+        ranges[i][0]++;
+        if (!known) continue;
+        int mode = -1;
+        memset(nodes, 0, sizeof nodes);
+        REQUIRE(syscall(SYS_get_mempolicy, &mode, nodes, 1024, ranges[i] + PAGE, F_ADDR) == 0);
+        SAME(mode, modes[i]);
+        if (mode) SAME(nodes[0], 1);
+    }
+    int mode = -1;
+    if (known) SAME(syscall(SYS_get_mempolicy, &mode, nodes, 1024, 0, 0), 0);
+    if (known) SAME(mode, INTERLEAVE);
+}
+
 // Of one that root has made another user, and that looks at itself.
 static void dumpable(void) {
     if (!begun) {
@@ -689,7 +725,7 @@ static void told_of_messages(void) {
 }
 
 static const struct { const char *name; void (*look)(void); } FEATURES[] = {
-    {"attributes", attributes}, {"dumpable", dumpable}, {"undumpable", undumpable}, {"sessions", sessions},
+    {"attributes", attributes}, {"bound", bound}, {"dumpable", dumpable}, {"undumpable", undumpable}, {"sessions", sessions},
     {"ended_leader", ended_leader}, {"subreaper", subreaper}, {"terminal_owner", terminal_owner}, {"stopped", stopped}, {"trap", trap},
     {"removed_folder", removed_folder}, {"removed_folder_that_is_open", removed_folder_that_is_open},
     {"folder_of_ended", folder_of_ended}, {"removed_device", removed_device}, {"advice", advice},

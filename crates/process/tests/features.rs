@@ -24,7 +24,7 @@ macro_rules! features {
 }
 
 features! {
-    attributes dumpable undumpable
+    attributes bound dumpable undumpable
     sessions ended_leader subreaper
     stopped trap
     removed_folder removed_folder_that_is_open folder_of_ended removed_device

@@ -1,12 +1,13 @@
-//! The flags of a process's mappings, such as those that madvise(2) leaves.
+//! The flags of a process's mappings, such as those that madvise(2) leaves, and their policies.
 //!
-//! Only smaps tells them, and the kernel walks all of the process's memory for that. So a stopped
-//! process's are told when it goes on already, and what it maps otherwise by then is looked for in
-//! what was told just before the pause.
+//! Only smaps and numa_maps tell them, and the kernel walks all of the process's memory for that.
+//! So a stopped process's are told when it goes on already, and what it maps otherwise by then is
+//! looked for in what was told just before the pause.
 
 use super::inherited::NOT_INHERITED;
 use crate::EngineError;
 use crate::maps::{self, Mapping};
+use crate::numa::{self, Policies};
 use crate::proc;
 use crate::state::{ProcessState, Saved};
 use crate::track::Run;
@@ -14,9 +15,15 @@ use libc::pid_t;
 use std::thread::{self, JoinHandle};
 
 #[derive(Debug)]
-pub(super) enum Flags {
+pub(super) struct Flags {
+    told: Told,
+    policies: JoinHandle<Policies>,
+}
+
+#[derive(Debug)]
+enum Told {
     /// Of a stopped process.
-    Told(Vec<Mapping>),
+    Whole(Vec<Mapping>),
     /// Of one that has gone on since: as told before the pause, and what is being told.
     Telling(Vec<Mapping>, JoinHandle<Result<Vec<Mapping>, EngineError>>),
 }
@@ -24,7 +31,12 @@ pub(super) enum Flags {
 impl Flags {
     /// Of a clone, which has inherited them: told while its memory is written.
     pub(super) fn of_clone(pid: pid_t) -> Flags {
-        Flags::Telling(Vec::new(), thread::spawn(move || tell(pid)))
+        Flags::telling(pid, Vec::new())
+    }
+
+    fn telling(pid: pid_t, before: Vec<Mapping>) -> Flags {
+        let told = Told::Telling(before, thread::spawn(move || tell(pid)));
+        Flags { told, policies: thread::spawn(move || policies(pid)) }
     }
 
     /// Of a stopped process that has those `mappings`; `before` was told just before the pause.
@@ -36,15 +48,22 @@ impl Flags {
     ) -> Result<Flags, EngineError> {
         // What is new may be gone by the time that it is told.
         if mappings.iter().any(|m| find(&before, (m.start, m.end), m.shared).is_none()) {
-            return tell(pid).map(Flags::Told);
+            let told = Told::Whole(tell(pid)?);
+            // Programs seldom say another one, so that it need not be known at this moment.
+            let policies = thread::spawn(move || policies(pid));
+            return Ok(Flags { told, policies });
         }
-        Ok(Flags::Telling(before, thread::spawn(move || tell(pid))))
+        Ok(Flags::telling(pid, before))
     }
 
     /// Adds them to the mappings of `state`.
     pub(super) fn add_to(self, state: &mut ProcessState) -> Result<(), EngineError> {
-        let known = self.known(state.ids.pid)?;
+        let known = self.told.known(state.ids.pid)?;
+        let mut policies = self.policies.join().unwrap_or_default();
+        // That is what is told of mappings that have none.
+        policies.retain(|_, policy| *policy != state.attributes.policy);
         for saved in &mut state.mappings {
+            saved.policy = policies.remove(&saved.start);
             if let Some(found) = known.of((saved.start, saved.end), saved.shared) {
                 // Some mappings' flags were asked for before.
                 saved.flags.retain(|flag| !found.contains(flag));
@@ -53,11 +72,13 @@ impl Flags {
         }
         Ok(())
     }
+}
 
+impl Told {
     fn known(self, pid: pid_t) -> Result<Known, EngineError> {
         let (before, told) = match self {
-            Flags::Told(told) => (Vec::new(), Ok(told)),
-            Flags::Telling(before, telling) => {
+            Told::Whole(told) => (Vec::new(), Ok(told)),
+            Told::Telling(before, telling) => {
                 (before, telling.join().unwrap_or(Err(EngineError::Ended { pid })))
             }
         };
@@ -86,6 +107,12 @@ fn tell(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
         }
         told => told,
     }
+}
+
+/// The policies of what `pid` maps: none on a kernel that knows no nodes, and none of one that has
+/// ended.
+fn policies(pid: pid_t) -> Policies {
+    numa::told(&proc::text(proc::reach(pid), "numa_maps").unwrap_or_default())
 }
 
 /// Adds the flags of the mappings that a clone of `state`'s process has not inherited, as the
@@ -151,7 +178,7 @@ mod tests {
             let telling = Flags::of_stopped(own, &mappings, before).unwrap();
             // SAFETY: nobody else knows of it.
             unsafe { libc::munmap(start as *mut libc::c_void, LENGTH as usize) };
-            let known = telling.known(own).unwrap();
+            let known = telling.told.known(own).unwrap();
             let found = known.of(place, false).expect("its flags");
             assert!(found.iter().any(|flag| flag == "wf"), "{is_new}: {found:?}");
         }

@@ -70,6 +70,7 @@ impl Mapped {
                 flags: mapping.flags.clone(),
                 name: mapping.given_name().map(str::to_owned),
                 huge: huge::pages_of(mapping).unwrap_or(0),
+                policy: None,
             });
         }
         Ok(Mapped { files: files.list, saved, objects, vdso: (code, checksum) })

@@ -361,7 +361,8 @@ pub(super) fn are_alike(
     // huge page that two have takes another one when either writes.
     let alone = ["gd", "dp"].iter().any(|flag| has(own, flag) || has(theirs, flag));
     let huge = own.huge != 0 || theirs.huge != 0;
-    if own.shared || theirs.shared || alone || huge || has(own, "nr") != has(theirs, "nr") {
+    let told = has(own, "nr") != has(theirs, "nr") || own.policy != theirs.policy;
+    if own.shared || theirs.shared || alone || huge || told {
         return false;
     }
     // None in a file's second part: those of files are not joined.

@@ -108,7 +108,7 @@ fn adjoin(one: &Saved, next: &Saved) -> bool {
         let flag = |name: &str| saved.flags.iter().any(|flag| flag == name);
         (saved.protection & libc::PROT_EXEC, [flag("gd"), flag("nr"), flag("dp")])
     };
-    one.end == next.start && made_with(one) == made_with(next)
+    one.end == next.start && made_with(one) == made_with(next) && one.policy == next.policy
 }
 
 /// Writes the memory of a process, whose mappings are there and writable where something is to be
@@ -303,6 +303,7 @@ mod tests {
             flags: Vec::new(),
             name: None,
             huge: 0,
+            policy: None,
         }
     }
 

@@ -16,6 +16,7 @@ use super::tree::{Area, Made};
 use crate::huge;
 use crate::inject::{Batch, Parasite, UnderWay};
 use crate::maps;
+use crate::numa::NODES;
 use crate::plugins::Argument;
 use crate::state::{Backing, ProcessState, SIGNALS, Saved};
 use crate::track::{Run, common};
@@ -257,6 +258,7 @@ impl<'a> Rebuilding<'a> {
                 }
                 let arguments = [saved.start, saved.len(), protection];
                 batch.call("protect its memory", libc::SYS_mprotect, &arguments)?;
+                bind(batch, saved)?;
                 continue;
             }
             let has = |flag: &str| saved.flags.iter().any(|own| own == flag);
@@ -293,6 +295,8 @@ impl<'a> Rebuilding<'a> {
             let offset = if fd == u64::MAX { 0 } else { saved.offset };
             let arguments = [saved.start, saved.len(), protection, flags as u64, fd, offset];
             batch.call(MAP, libc::SYS_mmap, &arguments)?;
+            // Before there are pages.
+            bind(batch, saved)?;
         }
         for run in kept.joined() {
             filled.extend(self.join(batch, run)?);
@@ -402,6 +406,10 @@ impl<'a> Rebuilding<'a> {
                 let arguments = [range[0], range[1], saved.protection as u64];
                 batch.call("protect its memory", libc::SYS_mprotect, &arguments)?;
             }
+            // What was made apart.
+            if saved.huge != 0 || matches!(saved.backing, Backing::Segment(_)) {
+                bind(batch, saved)?;
+            }
             for (flag, advice) in ADVICE {
                 if saved.flags.iter().any(|own| own == flag) {
                     let arguments = [range[0], range[1], advice as u64];
@@ -502,6 +510,14 @@ fn for_filling(saved: &Saved, filled: &BTreeSet<u64>) -> i32 {
 }
 
 /// Signal actions, all but the trap's, which ends batches.
+/// Gives the mapping its policy. What this machine or user does not allow stays as it is.
+fn bind(batch: &mut Batch<'_>, saved: &Saved) -> Result<(), EngineError> {
+    let Some(policy) = &saved.policy else { return Ok(()) };
+    let mask = batch.put(&policy.mask())?;
+    let arguments = [saved.start, saved.len(), policy.0 as u64, mask, NODES as u64, 0];
+    batch.attempt("bind its memory to nodes", libc::SYS_mbind, &arguments)
+}
+
 fn set_actions(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
     for signal in 1..=SIGNALS {
         if ![libc::SIGKILL, libc::SIGSTOP, libc::SIGTRAP].contains(&signal) {
