@@ -33,9 +33,9 @@ pub enum EngineError {
     /// The clone that held its memory for an image is gone.
     #[error(
         "process {pid}: the copy of its memory was killed before it was written, most likely because memory ran out; \
-         the job goes on: leave room for what the program changes meanwhile, at most as much as it has"
+         the job goes on: leave room for what the program changes meanwhile, at most {most} MiB, as much as it has"
     )]
-    CopyKilled { pid: i32 },
+    CopyKilled { pid: i32, most: u64 },
     #[error("the job is not made before its last image is here: {0}")]
     NoStandby(&'static str),
     #[error("no process of the job is left")]

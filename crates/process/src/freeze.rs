@@ -64,7 +64,10 @@ impl FrozenClone {
     pub(crate) fn why(&self, pid: pid_t, error: EngineError) -> EngineError {
         // Its end may take a while, in which its memory cannot be read.
         let ends = matches!(&error, EngineError::Ended { pid } if *pid == self.0);
-        if ends || proc::has_ended(self.0) { EngineError::CopyKilled { pid } } else { error }
+        match ends || proc::has_ended(self.0) {
+            true => EngineError::CopyKilled { pid, most: proc::resident(pid).div_ceil(1 << 20) },
+            false => error,
+        }
     }
 
     /// Its only thread, to make calls that answer for the process that it was cloned from.

@@ -73,6 +73,13 @@ pub(crate) fn is_zombie(tid: pid_t) -> bool {
     Stat::of_thread(tid).is_ok_and(|stat| stat.has_ended())
 }
 
+/// Returns the bytes of memory that the process `pid` has; 0 of one that has ended.
+pub(crate) fn resident(pid: pid_t) -> u64 {
+    let pages = text(reach(pid), "statm").ok();
+    let pages = pages.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or(0).saturating_mul(kedge_image::PAGE)
+}
+
 /// Whether a process has ended, with all of its threads, and was not collected.
 ///
 /// exec() in a thread that is not the first ends the first one, and then gives that thread its id:

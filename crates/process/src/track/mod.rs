@@ -16,6 +16,7 @@ use crate::capture::{Ahead, Early, Gaps, Once, Settled};
 use crate::maps::{self, Mapping};
 pub(crate) use crate::pagemap::Run;
 use crate::proc;
+use crate::proc::resident;
 use crate::stop::{self, Patience, Roots, StoppedProcess};
 use crate::{EngineError, capture};
 use heard::{Heard, Listener};
@@ -539,12 +540,6 @@ fn in_common(pids: impl Iterator<Item = pid_t>, options: &capture::Options) -> O
     let mappings: Vec<Vec<Mapping>> =
         large.filter_map(|pid| maps::of(proc::reach(pid)).ok()).collect();
     Once::of(mappings.iter().map(|mappings| &mappings[..]))
-}
-
-fn resident(pid: pid_t) -> u64 {
-    let pages = proc::text(proc::reach(pid), "statm").ok();
-    let pages = pages.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
-    pages.unwrap_or(0).saturating_mul(kedge_image::PAGE)
 }
 
 /// Leaves out those that share their memory with another: what one has changed would be told once,
