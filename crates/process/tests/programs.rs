@@ -33,6 +33,24 @@ fn sqlite_goes_on_in_the_middle_of_a_transaction() {
     python_survives("sqlite", include_str!("programs/sqlite.py"), &[]);
 }
 
+/// With its own defaults: over io_uring, where the kernel lets it.
+#[test]
+fn mariadb_goes_on_in_the_middle_of_a_transaction() {
+    let script = concat!(include_str!("programs/asked.py"), include_str!("programs/mariadb.py"));
+    python_survives("mariadb", script, &["mariadbd", "mariadb-install-db", "mariadb"]);
+}
+
+/// Run by root, it drops root's rights: PostgreSQL refuses them.
+#[test]
+fn postgresql_goes_on_in_the_middle_of_a_transaction() {
+    let folders = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    if !folders.map(|folder| folder.path().join("bin/postgres")).any(|program| program.exists()) {
+        return left_out("PostgreSQL", "it is not installed: scripts/setup --tests");
+    }
+    let script = concat!(include_str!("programs/asked.py"), include_str!("programs/postgres.py"));
+    python_survives("postgres", script, &[]);
+}
+
 #[test]
 fn nginx_goes_on_with_its_clients() {
     python_survives("nginx", include_str!("programs/nginx.py"), &["nginx"]);
