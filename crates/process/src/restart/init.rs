@@ -6,7 +6,7 @@ use super::kernel::Detour;
 use super::process::{Filled, Rebuilding, Writing};
 use super::standby::Standby;
 use super::tree::{Made, Tree};
-use super::{Plan, lazy, memory, notices, standby, threads, undo};
+use super::{Plan, ids, lazy, memory, notices, standby, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
 use crate::state::ProcessState;
@@ -73,8 +73,10 @@ pub(super) fn run(
     let folders = plan.chain.iter().map(|(folder, _)| folder.as_fd().as_raw_fd());
     let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]).chain(folders);
     close_all_but(&kept.collect::<Vec<RawFd>>())?;
+    ids::keep_clear(plan);
     let Some(arrivals) = plan.arrivals else { return run_all(plan, None, report, serve) };
     let (last, standby) = standby::make(plan, arrivals)?;
+    ids::keep_clear(&last);
     run_all(&last, Some(standby), report, serve)
 }
 

@@ -6,6 +6,7 @@ mod files;
 mod filters;
 mod forked;
 mod identity;
+mod ids;
 mod init;
 mod kernel;
 mod lazy;

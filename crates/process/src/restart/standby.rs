@@ -7,12 +7,12 @@
 //! job but its processes and their private memory without files exists. No file of the user's is
 //! looked at before.
 
-use super::Plan;
 use super::files::Inherited;
 use super::forked::{Forked, Kept, are_alike};
 use super::places::Places;
 use super::process::Rebuilding;
 use super::tree::{Made, Tree};
+use super::{Plan, ids};
 use crate::EngineError;
 use crate::plugins::PluginError;
 use crate::state::{Backing, ProcessState, Saved, Zombie};
@@ -62,7 +62,11 @@ pub(super) fn make(first: &Plan, arrivals: &dyn Arrivals) -> Result<(Plan, Stand
     let mut standby = Standby::make(first)?;
     loop {
         match arrivals.next()? {
-            Next::Another(folder) => standby.update(&first.next(folder, first.arrivals)?)?,
+            Next::Another(folder) => {
+                let next = first.next(folder, first.arrivals)?;
+                ids::keep_clear(&next);
+                standby.update(&next)?;
+            }
             Next::Last(folder) => {
                 let last = first.next(folder, None)?;
                 standby.check(&last)?;

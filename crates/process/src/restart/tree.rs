@@ -1,11 +1,10 @@
 //! Making the processes: each by its own parent, with its own id, in its session and group. What
 //! they are so far is copies of the init.
 
-use super::Plan;
 use super::files::Inherited;
 use super::forked::{Forked, Kept};
-use super::kernel;
 use super::process::{Filled, Rebuilding};
+use super::{Plan, ids, kernel};
 use crate::home::Ways;
 use crate::inject::{self, Parasite, checked};
 use crate::lineage::{self, Misplaced, Step};
@@ -243,11 +242,14 @@ impl Parasite {
         arguments: &[u64; 12],
     ) -> Result<Thread, EngineError> {
         let bytes: Vec<u8> = arguments.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // A batch has one stop less than a call.
-        let mut batch = self.batch(thread);
-        let at = batch.put(&bytes)?;
-        batch.call("clone it", libc::SYS_clone3, &[at, 88])?;
-        batch.run()?;
+        let [.., id] = *arguments;
+        ids::wait_for(id as pid_t, || {
+            // A batch has one stop less than a call.
+            let mut batch = self.batch(thread);
+            let at = batch.put(&bytes)?;
+            batch.call("clone it", libc::SYS_clone3, &[at, 88])?;
+            batch.run()
+        })?;
         let made = thread.made().ok_or(EngineError::Ended { pid: thread.pid() })?;
         Thread::adopt(made)
     }
@@ -257,20 +259,23 @@ impl Parasite {
 fn first(pid: pid_t, flags: u64, signal: i32, area: Area) -> Result<Made, EngineError> {
     let mut arguments = Box::new([0; 12]);
     *arguments = clone_arguments(flags, signal, pid, arguments.as_ptr() as u64);
-    // SAFETY: the arguments and the id after them live through the call. The child has a copy of
-    // everything, and does nothing but wait to be traced.
-    let result = unsafe {
-        let result = libc::syscall(libc::SYS_clone3, arguments.as_ptr(), 88usize);
-        if result == 0 {
-            loop {
-                libc::syscall(libc::SYS_pause);
+    ids::wait_for(pid, || {
+        // SAFETY: the arguments and the id after them live through the call. The child has a copy
+        // of everything, and does nothing but wait to be traced.
+        let result = unsafe {
+            let result = libc::syscall(libc::SYS_clone3, arguments.as_ptr(), 88usize);
+            if result == 0 {
+                loop {
+                    libc::syscall(libc::SYS_pause);
+                }
             }
+            result
+        };
+        match result {
+            0.. => Ok(()),
+            _ => Err(EngineError::last(pid, "make it under its old id")),
         }
-        result
-    };
-    if result < 0 {
-        return Err(EngineError::last(pid, "make it under its old id"));
-    }
+    })?;
     let mut thread = Thread::stop(pid)?;
     // The area that it has inherited is about to be unmapped.
     let ways = Ways::of(pid)?;
