@@ -6,12 +6,13 @@
 //! PMI-2 with the daemon, and with the rank what that speaks. [`Session`] has the requests with
 //! which it begins. None of them has a socket.
 //!
-//! docs/design/0048-slurm.md has the decisions.
+//! docs/design/0048-slurm.md has the decisions. [`pmix`] has what ranks of Open MPI speak.
 #![forbid(unsafe_code)]
 
 mod error;
 mod frame;
 mod line;
+pub mod pmix;
 mod relay;
 mod session;
 
@@ -24,6 +25,7 @@ pub use session::{Key, MAX_KEY_LEN, MAX_VALUE_LEN, Rank, Session};
 /// What the fuzz target and its test hold the codecs to: whatever decodes is the same once it has
 /// been encoded and decoded again, and no bytes bring the relay to anything but an error.
 pub fn check_bytes(bytes: &[u8]) {
+    pmix::check_bytes(bytes);
     let mut rest = bytes.to_vec();
     while let Ok(Some(frame)) = take_frame(&mut rest) {
         let Ok(command) = Command::parse(&frame) else { continue };
