@@ -20,8 +20,8 @@ const STANDS: Duration = Duration::from_millis(8);
 /// How much longer it stands still each time that a program was over before it had moved: a busy
 /// machine takes longer for a move, not for a program that waits.
 const STANDS_STEP: Duration = Duration::from_millis(16);
-/// Of the tries, so many at a random moment; in the others as soon as the program is there: one that
-/// sleeps is over while a moment lasts that was chosen for one that works.
+/// Of the tries, so many at a random moment; in the others as soon as the program is there: one
+/// that sleeps is over while a moment lasts that was chosen for one that works.
 const RANDOM: u32 = 10;
 /// Between two looks at whether it is over.
 const LOOK: Duration = Duration::from_millis(5);

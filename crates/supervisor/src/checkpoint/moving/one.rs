@@ -224,8 +224,8 @@ impl<'a> Move<'a> {
         Ok(self.crossed)
     }
 
-    /// Why the new proxy cannot go on. If the client has ended, so does the old one, and the new one
-    /// knows of a broken way alone.
+    /// Why the new proxy cannot go on. If the client has ended, so does the old one, and the new
+    /// one knows of a broken way alone.
     fn arriving(&self, source: ControlError) -> MoveError {
         let limit = if has_ended(self.pid) { END } else { Duration::ZERO };
         match self.source.ends_within(limit) {
