@@ -53,8 +53,8 @@ impl Plugin for Busy {
 
 static BUSY: Busy = Busy { threads: 64, lasting: Duration::from_secs(5), first_ids: false };
 
-/// An image of the program with threads that have the smallest ids that there are, as the first ones
-/// in a container have.
+/// An image of the program with threads that have the smallest ids that there are, as the first
+/// ones in a container have.
 fn image(folder: &Folder) -> PathBuf {
     let program = build(folder, "ids.c", &["-pthread"]);
     let mut running = Running::start(Command::new(program).arg(STEPS.to_string()));

@@ -280,9 +280,10 @@ pub(crate) fn start(
     let mut first = String::new();
     reader.read_line(&mut first).map_err(|error| match error.kind() {
         // The errno of a time limit is that of a limit on processes.
-        io::ErrorKind::WouldBlock => {
-            io::Error::new(io::ErrorKind::TimedOut, format!("nothing was heard of it for {BEGIN:?}"))
-        }
+        io::ErrorKind::WouldBlock => io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("nothing was heard of it for {BEGIN:?}"),
+        ),
         _ => error,
     })?;
     let pid = first.strip_prefix("pid ").and_then(|pid| pid.trim().parse().ok());
