@@ -213,11 +213,12 @@ impl Spread {
         let program = place.world.home().join("program");
         copy_program(&built, &program);
         let [program, folder] = [&program, &theirs].map(|path| path.display().to_string());
-        let mut job = place.run(&[], &[&program, "30", "10", &folder]);
+        let mut job = place.run(&[], &[&program, "100", "10", &folder]);
         job.read_to(5);
         let image = place.checkpoint(&[]);
         let nonce = job.nonce.clone();
-        job.kill();
+        // On a busy machine it may be over by now.
+        job.end();
         drop(job);
         let (victim, away) = (victim(&place, by.id()), around.join("away"));
         let spread = Spread { place, image, nonce, theirs, away, victim, whose };
