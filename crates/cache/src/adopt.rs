@@ -108,7 +108,8 @@ fn open_with(spec: Spec, new: &mut Option<Arc<Device>>) -> Result<Engine, CacheE
     for Unclaimed { held, .. } in unclaimed.iter().filter(|lost| !lost.held.lost.is_empty()) {
         engine.note_broken(&held.identity.path, held.lost.total());
     }
-    unclaimed.retain(|lost| !lost.held.parts.is_empty());
+    // Where the file may be had again, a later daemon tells whoever uses it.
+    unclaimed.retain(|one| one.holds_bytes() || !one.lost.gone && !one.held.lost.is_empty());
     engine.unclaimed = unclaimed;
     keep_places(&engine);
     for (held, parts) in lost {
@@ -445,7 +446,8 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
     for file in lock(&engine.files).by_number.values().cloned().collect::<Vec<_>>() {
         let _ = engine.tell_broken_once(&file);
     }
-    recovered.stuck.extend(engine.unclaimed.iter().map(|lost| engine.unclaimed_file(lost)));
+    let unclaimed = engine.unclaimed.iter().filter(|one| one.holds_bytes());
+    recovered.stuck.extend(unclaimed.map(|lost| engine.unclaimed_file(lost)));
     recovered
 }
 

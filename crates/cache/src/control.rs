@@ -157,13 +157,14 @@ impl Engine {
                 stuck.push(Stuck { path, bytes, why });
             }
         }
-        stuck_files += self.unclaimed.len() as u64;
+        // Those of which something was lost alone are among the broken ones.
+        let unclaimed = || self.unclaimed.iter().filter(|one| one.holds_bytes());
+        stuck_files += unclaimed().count() as u64;
         let broken = lock(&self.broken);
         stuck_files += broken.files;
         stuck.extend(broken.named.iter().cloned());
         drop(broken);
-        let unclaimed = self.unclaimed.iter().take(NAMED);
-        stuck.extend(unclaimed.map(|lost| self.unclaimed_file(lost)));
+        stuck.extend(unclaimed().take(NAMED).map(|lost| self.unclaimed_file(lost)));
         let partner = self.partner_status();
         let scheduler = self.scheduler();
         let tiers = self.tiers.iter().zip(scheduler.limits.rooms());

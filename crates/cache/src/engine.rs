@@ -51,6 +51,13 @@ pub(crate) struct Unclaimed {
     pub(crate) lost: Lost,
 }
 
+impl Unclaimed {
+    /// Returns whether a tier has bytes of it; if not, there is only word of lost ones.
+    pub(crate) fn holds_bytes(&self) -> bool {
+        !self.held.parts.is_empty()
+    }
+}
+
 /// Why a file cannot be taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lost {

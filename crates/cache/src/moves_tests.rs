@@ -473,6 +473,47 @@ fn a_daemon_that_is_killed_leaves_word_of_what_a_holder_took() {
     assert!(named(&engine(&scratch)).is_empty(), "it was told");
 }
 
+/// Has a file below be one that cannot be taken over, or makes it what it was: root gives it to
+/// another user, who may not write to it.
+fn withhold(path: &std::path::Path, withheld: bool) {
+    let (user, mode) =
+        if withheld { (65534, 0o444) } else { (rustix::process::geteuid().as_raw(), 0o600) };
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(path, Some(user), None).expect("root gives files away");
+    }
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+    fs::set_permissions(path, mode).expect("the file's owner sets its mode");
+}
+
+#[test]
+fn word_of_lost_bytes_outlives_a_daemon_that_cannot_have_their_file() {
+    let scratch = Scratch::new("later");
+    let path = scratch.below("a");
+    let holder = Holder::start(&scratch);
+    {
+        let engine = engine(&scratch);
+        let a = open(&engine, &path);
+        write(&engine, &a, 0, &bytes(1, 4 * MIB));
+        assert_eq!(move_all(&engine), 1);
+        holder.kill();
+        engine.device().expect("a device").1.look();
+        engine.lose_device(BEHIND);
+    }
+    withhold(&path, true);
+    let _other = Holder::start(&scratch);
+    {
+        let engine = engine(&scratch);
+        assert_eq!(lock(&engine.broken).files, 1);
+        // It is told of once, and nothing is left to be written.
+        assert_eq!(engine.status().stuck_files, 1);
+        assert!(adopt::drain(&engine).stuck.is_empty());
+    }
+    withhold(&path, false);
+    let engine = engine(&scratch);
+    let a = open(&engine, &path);
+    engine.read_now(&a, 0, &mut [0; 10]).expect_err("they are lost");
+}
+
 #[test]
 fn a_lost_tail_is_no_end_of_its_file_and_replaces_no_other_one() {
     for fsync in [Fsync::Memory, Fsync::Drain] {
