@@ -175,6 +175,8 @@ fn lost_with(
                 parts.remove(range);
             }
         }
+        // A daemon that was killed before the holder's part was given up has left word of it.
+        held.lost.iter().for_each(|(range, ())| drop(parts.remove(range)));
         (!parts.is_empty()).then_some((held, parts))
     });
     lost.collect()
@@ -443,7 +445,8 @@ pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
     }
     recovered.lost.clone_from(&lock(&engine.broken).named);
     // Nobody but whoever recovers can be told.
-    for file in lock(&engine.files).by_number.values().cloned().collect::<Vec<_>>() {
+    let files: Vec<_> = lock(&engine.files).by_number.values().cloned().collect();
+    for file in files {
         let _ = engine.tell_broken_once(&file);
     }
     let unclaimed = engine.unclaimed.iter().filter(|one| one.holds_bytes());
