@@ -235,9 +235,12 @@ impl Spread {
 
     /// Has a link to the victim's folder take the name.
     fn plant(&self) {
+        // There it is the other user's from its first moment on: one of root's is followed.
+        let link = self.theirs.with_file_name("link");
+        symlink(&self.victim, &link).unwrap();
+        lchown(&link, Some(self.whose), Some(self.whose)).unwrap();
         fs::rename(&self.theirs, &self.away).unwrap();
-        symlink(&self.victim, &self.theirs).unwrap();
-        lchown(&self.theirs, Some(self.whose), Some(self.whose)).unwrap();
+        fs::rename(&link, &self.theirs).unwrap();
     }
 
     fn restore(&self) {
