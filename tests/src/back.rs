@@ -1,7 +1,7 @@
 //! A job with devices that goes back to an image, or is brought back, in a place of its own: for
 //! the tests of lost proxies.
 
-use crate::job::{User, children, family, is_proxy, kedge_as, name, send};
+use crate::job::{User, children, family, is_proxy, kedge_as, limit_of, name, send};
 use crate::world::{World, is_root, stderr};
 use crate::{copy_program, host};
 use std::collections::BTreeSet;
@@ -259,12 +259,14 @@ impl Job {
     }
 
     pub fn fail(&mut self, what: &str) -> ! {
+        let limit = limit_of(&mut self.child);
         send("KILL", &family(self.child.id()));
         let mut said = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
             let _ = stderr.read_to_string(&mut said);
         }
-        panic!("{what}; at step {}, back {:?}, {:?}; {said}", self.step, self.back, self.others);
+        let Job { step, back, others, .. } = self;
+        panic!("{what}{limit}; at step {step}, back {back:?}, {others:?}; {said}");
     }
 
     /// Reads until `until` has been printed: each step follows the one before, but where the job

@@ -46,6 +46,25 @@ impl User {
     }
 }
 
+/// Tells whether the time limit of [`kedge_as`] has ended a job, which says nothing of it itself.
+pub(crate) fn limit_of(child: &mut Child) -> String {
+    /// What `timeout` exits with then, a moment after the job's output has ended.
+    const OVER: i32 = 124;
+    let begin = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(None) if begin.elapsed() < Duration::from_secs(1) => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            waited => break waited.ok().flatten(),
+        }
+    };
+    match status.and_then(|status| status.code()) {
+        Some(OVER) => format!(": its time limit of {} s (KEDGE_PATIENCE) was over", patience()),
+        _ => String::new(),
+    }
+}
+
 /// kedge, run by `user` with nothing open but the standard streams.
 pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
     let mut command = Command::new("timeout");
@@ -159,12 +178,13 @@ impl Job {
     }
 
     fn fail(&mut self, what: &str) -> ! {
+        let limit = limit_of(&mut self.child);
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
             let _ = stderr.read_to_string(&mut said);
         }
-        panic!("{what}; {said}");
+        panic!("{what}{limit}; {said}");
     }
 
     /// Reads until step `until` has been printed; each follows the one before.
