@@ -1,5 +1,7 @@
 //! Proxies that may not, or cannot, reach the images: they write and read by descriptors that the
 //! supervisor gives them, and no name leads them anywhere.
+
+use kedge_left_out::needs_root;
 use kedge_tests::job::{Job, family, is_proxy};
 use kedge_tests::place::Place;
 use kedge_tests::server::Served;
@@ -80,7 +82,7 @@ fn goes_on(place: &Place, images: &Path, mut job: Job, is: impl Fn(u32) -> bool)
 
 fn root_alone() -> bool {
     if !is_root() {
-        println!("not root: who has no rights to take from a proxy cannot try it without");
+        needs_root("a proxy without rights", "who has none cannot take any from it");
     }
     is_root()
 }
@@ -92,9 +94,7 @@ fn a_proxy_without_rights_to_the_images_folder_writes_and_reads() {
     }
     let place = Place::mine("grights");
     let images = with_proxies(&place, without_rights);
-    let steps = STEPS.to_string();
-    let job = place.with_device("gpu_blocks", &["--incremental"], &[&steps, "40", "8", "1"]);
-    goes_on(&place, &images, job, has_no_rights);
+    goes_on(&place, &images, blocks(&place), has_no_rights);
 }
 
 #[test]
@@ -104,10 +104,14 @@ fn a_proxy_that_sees_another_folder_there_writes_and_reads() {
     }
     let place = Place::mine("gelsewhere");
     let images = with_proxies(&place, elsewhere);
-    let steps = STEPS.to_string();
-    let job = place.with_device("gpu_blocks", &["--incremental"], &[&steps, "40", "8", "1"]);
     let there = images.clone();
-    goes_on(&place, &images, job, move |pid| is_empty(&there, pid));
+    goes_on(&place, &images, blocks(&place), move |pid| is_empty(&there, pid));
+}
+
+/// A job with 8 MiB on its device, which loads and unloads a module at every step.
+fn blocks(place: &Place) -> Job {
+    let steps = STEPS.to_string();
+    place.with_device("gpu_blocks", &["--incremental"], &[&steps, "40", "8", "1"])
 }
 
 /// Whether a process sees nothing in the folder.
@@ -147,8 +151,7 @@ fn ask(place: &Place, ask: &str) -> Value {
 #[test]
 fn a_drain_that_is_measured_leaves_no_image() {
     let place = Place::mine("gmeasured");
-    let (options, steps) = (["--incremental"], STEPS.to_string());
-    let mut job = place.with_device("gpu_blocks", &options, &[&steps, "40", "8", "1"]);
+    let mut job = blocks(&place);
     let nonce = job.nonce.clone();
     job.read_to(2);
     for codec in ["raw", "auto"] {
