@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// As for an image that builds on none.
 const PREPARE: Order = Order::Prepare { track: false, full: true };
+/// Nothing is followed: the job's next image builds on its last one as if this had not been.
 const CAPTURE: Order = Order::Capture { track: false, parent: None };
 /// Longer than any device takes.
 const LIMIT: Duration = Duration::from_secs(3600);

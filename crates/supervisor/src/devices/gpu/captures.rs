@@ -5,7 +5,7 @@ use crate::base::phases;
 use crate::devices::quiesce::Resting;
 use crate::services::keeper::At;
 use kedge_control::joblog::JobLog;
-use kedge_control::proxy::{Answer, ControlError, Order, WrittenFile};
+use kedge_control::proxy::{Answer, Control, ControlError, Order, WrittenFile};
 use kedge_control::warn;
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_gpu_image::place_file;
@@ -50,7 +50,12 @@ impl Captures {
             if holder.is_some_and(|holder| hold(client, claim.folder(), &name, holder)) {
                 held.fetch_add(1, Ordering::SeqCst);
             }
-            write(client, claim, name, codec)
+            let written = write(client, claim, name, codec);
+            if written.is_err() {
+                // It may not have heard that it is to write, and hold what was captured.
+                let _ = client.proxy.control.does(&Order::Forget {}, LIMIT);
+            }
+            written
         };
         let save = &save;
         let manifest = thread::scope(|scope| {
@@ -88,13 +93,21 @@ impl Drop for Captures {
 fn hold(client: &Resting, folder: &Path, name: &str, (keeper, log): (&At, &JobLog)) -> bool {
     let held = keeper.connection(folder, name).map_err(|error| error.to_string());
     let held = held.and_then(|keeper| {
-        let asked = client.proxy.control.ask(&Order::Hold {}, &[keeper.as_fd()], LIMIT);
-        asked.map_err(|error| error.to_string())
+        yes(&client.proxy.control, &Order::Hold {}, &[keeper.as_fd()])
+            .map_err(|error| error.to_string())
     });
     if let Err(error) = &held {
         warn!(log, "process {}: nothing is held in memory: {error}", client.pid);
     }
-    held == Ok(Answer::Yes {})
+    held.is_ok()
+}
+
+/// Gives an order that is answered with yes.
+fn yes(control: &Control, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
+    match control.ask(order, fds, LIMIT)? {
+        Answer::Yes {} => Ok(()),
+        _ => Err(ControlError::Nonsense),
+    }
 }
 
 /// Makes the files that one client's devices need, and has them written by their descriptors: its
@@ -121,8 +134,7 @@ fn write(
     let beside = beside.collect::<Result<Vec<File>, ImageError>>()?;
     for some in beside.chunks(MAX_FDS) {
         let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
-        let taken = control.ask(&Order::Beside {}, &fds, LIMIT);
-        taken.map_err(|error| refused(client.pid, &error))?;
+        yes(control, &Order::Beside {}, &fds).map_err(|error| refused(client.pid, &error))?;
     }
     let own = claim.create(&name)?;
     let codec = Text::truncated(codec.to_string());
