@@ -205,7 +205,7 @@ impl Captured for Taken {
 
     fn measure(self: Box<Self>, codec: Choice) -> Result<Stored, CaptureError> {
         let writer = ImageWriter::elsewhere("what is measured", Box::<SumSink>::default())?;
-        // Nothing can build on what there is not: what was followed is forgotten with it.
+        // What a tracked capture followed is not put back: no image can build on none.
         Ok(self.capture.write(writer, codec)?.0)
     }
 

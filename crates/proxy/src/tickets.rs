@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// A call follows its descriptor, so each thread of the client has one here at most.
 const MAX: usize = 256;
+/// Most tickets that are remembered as missed: more than are while the client sends one again.
+const MAX_MISSED: usize = 1024;
 /// How long a descriptor is waited for. It is sent before its call: only the thread that hears it
 /// may be late. Meanwhile no other call is carried out, so that this is short: the client sends it
 /// again.
@@ -58,7 +60,7 @@ impl Tickets {
             .wait_timeout_while(known, limit, missing)
             .unwrap_or_else(PoisonError::into_inner);
         let Some(arrived) = known.waiting.remove(&ticket) else {
-            if known.missed.len() == MAX {
+            if known.missed.len() == MAX_MISSED {
                 known.missed.pop_front();
             }
             known.missed.push_back(ticket);
