@@ -3,7 +3,7 @@
 use crate::CacheError;
 use crate::adopt::{self, Recovered};
 use crate::control::{self, Answer, Ask, SOCKET};
-use crate::engine::Engine;
+use crate::engine::{Engine, Unclaimed};
 use crate::faults::Faults;
 use crate::home;
 use crate::lease;
@@ -499,14 +499,27 @@ fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
     if left > 0 {
         return Err(CacheError::Left(format!("{left} files were written anew meanwhile")));
     }
-    if !engine.unclaimed.is_empty() {
-        return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
-    }
+    check_unclaimed(engine)?;
     // On an error the cache's files stay, with its identity: a later daemon can tell the partner.
     engine.end_partner().map_err(CacheError::Left)?;
     engine.end_holder();
     home::remove(&engine.spec);
     Ok(())
+}
+
+/// Fails where something is left of files that cannot be had.
+///
+/// # Errors
+/// Data, or word of bytes that were lost.
+pub(crate) fn check_unclaimed(engine: &Engine) -> Result<(), CacheError> {
+    if engine.unclaimed.iter().any(Unclaimed::holds_bytes) {
+        return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
+    }
+    if engine.unclaimed.is_empty() {
+        return Ok(());
+    }
+    let word = "word of lost bytes stays, as their files cannot be had now";
+    Err(CacheError::Left(format!("{word}: `kedge cache recover` names them, and ends the cache")))
 }
 
 /// Writes below what a killed daemon held, or one on a node that was rebooted.

@@ -4,13 +4,13 @@
 mod holder;
 
 use super::*;
-use crate::adopt;
 use crate::caller::Caller;
 use crate::engine::tests::{Scratch, open, write};
 use crate::file::Handle;
 use crate::names::Rename;
 use crate::nodes::Nodes;
 use crate::spec::Fsync;
+use crate::{adopt, daemon};
 use fuser::RenameFlags;
 use holder::{Holder, PLACES};
 use kedge_holder::{SLOTS, UNSHARED};
@@ -507,6 +507,8 @@ fn word_of_lost_bytes_outlives_a_daemon_that_cannot_have_their_file() {
         // It is told of once, and nothing is left to be written.
         assert_eq!(engine.status().stuck_files, 1);
         assert!(adopt::drain(&engine).stuck.is_empty());
+        let left = daemon::check_unclaimed(&engine).expect_err("the word is").to_string();
+        assert!(left.contains("`kedge cache recover` names them"), "{left}");
     }
     withhold(&path, false);
     let engine = engine(&scratch);
