@@ -60,6 +60,8 @@ pub(super) fn mapped_ahead(
     let looked =
         several::try_each(&stop::alive(roots), |pid| match mapped(*pid, &lookup, &is_held) {
             Err(EngineError::Ended { .. }) => Ok(()),
+            // What is ending loses its memory before it has ended: that is told as it may.
+            Err(_) if !proc::goes_on(proc::reach(*pid)) => Ok(()),
             other => other,
         });
     looked.map(drop)
