@@ -11,7 +11,9 @@ use thiserror::Error;
 pub enum EngineError {
     #[error("process {pid}: cannot {what}: {source}")]
     System { pid: i32, what: &'static str, source: io::Error },
-    #[error("{id} of the job cannot have its old id, which {holder} has: try again")]
+    #[error(
+        "process or thread {id} of the job cannot have its old id, which {holder} has: try again"
+    )]
     IdTaken { id: i32, holder: String },
     #[error("process {pid}: cannot map its memory, {mapping}: {source}")]
     Mapping { pid: i32, mapping: String, source: io::Error },

@@ -509,7 +509,6 @@ fn for_filling(saved: &Saved, filled: &BTreeSet<u64>) -> i32 {
     if filled.contains(&saved.start) { libc::PROT_READ | libc::PROT_WRITE } else { 0 }
 }
 
-/// Signal actions, all but the trap's, which ends batches.
 /// Gives the mapping its policy. What this machine or user does not allow stays as it is.
 fn bind(batch: &mut Batch<'_>, saved: &Saved) -> Result<(), EngineError> {
     let Some(policy) = &saved.policy else { return Ok(()) };
@@ -518,6 +517,7 @@ fn bind(batch: &mut Batch<'_>, saved: &Saved) -> Result<(), EngineError> {
     batch.attempt("bind its memory to nodes", libc::SYS_mbind, &arguments)
 }
 
+/// Sets the signal actions, all but the trap's, which ends batches.
 fn set_actions(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
     for signal in 1..=SIGNALS {
         if ![libc::SIGKILL, libc::SIGSTOP, libc::SIGTRAP].contains(&signal) {

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 const MAX_LINKS: u32 = 40;
 /// What a user is shown as who has no number in a namespace (user_namespaces(7)).
 const NOBODY_KNOWN: u32 = 65534;
-/// Most paths of an image on which links are looked for.
+/// Most paths that are looked at for links: those of an image, and the folders on the way there.
 const MAX_PATHS: usize = 1 << 16;
 
 /// Links that are root's or this user's, by device and inode: see [`know`].
@@ -133,7 +133,7 @@ fn may_be_followed(link: &Stat, foreign: bool) -> bool {
 /// them for anything else.
 pub(crate) fn know(paths: impl IntoIterator<Item = PathBuf>) {
     let (mut known, mut looked) = (BTreeSet::new(), BTreeSet::new());
-    for path in paths.into_iter().take(MAX_PATHS) {
+    for path in paths {
         look_at(&path, MAX_LINKS, &mut known, &mut looked);
     }
     let _ = KNOWN.set(known);
@@ -145,8 +145,16 @@ fn look_at(
     known: &mut BTreeSet<(u64, u64)>,
     looked: &mut BTreeSet<PathBuf>,
 ) {
-    let new = path.ancestors().take_while(|above| looked.insert((*above).to_owned()));
-    for above in new.collect::<Vec<_>>().into_iter().rev() {
+    // From the top down: below what is not there is nothing.
+    let mut above = PathBuf::new();
+    for part in path.components() {
+        above.push(part);
+        if looked.len() >= MAX_PATHS {
+            return;
+        }
+        if !looked.insert(above.clone()) {
+            continue;
+        }
         let Ok(found) = above.symlink_metadata() else { return };
         if !found.is_symlink() {
             continue;
@@ -154,15 +162,15 @@ fn look_at(
         if [0, geteuid().as_raw()].contains(&found.uid()) {
             known.insert((found.dev(), found.ino()));
         }
-        if let (Some(left), Ok(target)) = (left.checked_sub(1), fs::read_link(above)) {
-            let target = above.parent().unwrap_or(above).join(target);
+        if let (Some(left), Ok(target)) = (left.checked_sub(1), fs::read_link(&above)) {
+            let target = above.parent().unwrap_or(&above).join(target);
             look_at(&target, left, known, looked);
         }
     }
 }
 
 /// Whether other users than this one have no numbers here.
-fn in_user_namespace() -> bool {
+pub(crate) fn in_user_namespace() -> bool {
     fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny")
 }
 

@@ -37,7 +37,8 @@ pub(crate) fn refusal(file: &Found, job: &Job) -> Option<String> {
         return None;
     }
     let fd = job.duplicate(file).ok()?;
-    read(fd).err().map(|_| "it has an eBPF program as its filter (SO_ATTACH_BPF)".to_owned())
+    let refused = read(fd).err().filter(|e| e.kind() == io::ErrorKind::PermissionDenied);
+    refused.map(|_| "it has an eBPF program as its filter (SO_ATTACH_BPF)".to_owned())
 }
 
 fn length_in_instructions(fd: impl AsFd, program: &mut [u8]) -> io::Result<usize> {
