@@ -5,7 +5,8 @@
 //! which the library has read since (bfrops "v3", not described). Each message has a header with a
 //! tag, and its answer has the same tag. [`Server`] and [`Client`] have no socket.
 //!
-//! docs/design/0069-pmix.md has the decisions. What is on the wire was read in OpenPMIx 4.2.2.
+//! No supervisor uses it yet: docs/design/0069-pmix.md has the decisions, and what is open. What is
+//! on the wire was read in OpenPMIx 4.2.2.
 
 mod client;
 mod job;
