@@ -110,6 +110,31 @@ fn a_record_cut_short_hides_none_that_follows() {
 }
 
 #[test]
+fn a_drain_changes_no_time() {
+    let scratch = Scratch::new("times");
+    let engine = scratch.engine(&[RAM], Fsync::Memory);
+    let root = rustix::fs::open(scratch.0.join("below"), OFlags::PATH, 0.into()).expect("a folder");
+    let nodes = crate::nodes::Nodes::new(root).expect("nodes");
+    for round in 0..200 {
+        let path = scratch.below(&format!("file-{round}"));
+        let file = open(&engine, &path);
+        write(&engine, &file, 0, &[1; 1 << 16]);
+        let fd = rustix::fs::open(&path, OFlags::PATH, 0.into()).expect("a file");
+        let name = path.file_name().expect("a name");
+        let (node, _) = nodes.enter(fd, 1, name).expect("a node");
+        let time = || engine.attributes_of(&node).expect("attributes").mtime;
+        let written = time();
+        std::thread::scope(|scope| {
+            let drain = scope.spawn(|| engine.drain_file(&file.file).expect("drained"));
+            while !drain.is_finished() {
+                assert_eq!(time(), written);
+            }
+        });
+        assert_eq!(time(), written);
+    }
+}
+
+#[test]
 fn a_journal_written_anew_keeps_the_newer_of_two_tiers() {
     let scratch = Scratch::new("anew");
     let tiers = [("first", Medium::Ram), ("second", Medium::Ram)];

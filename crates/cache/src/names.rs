@@ -94,36 +94,45 @@ fn kind(mode: u32) -> FileType {
     }
 }
 
+/// Returns a file's attributes as the folder below has them.
+fn attributes_below(node: &Node, stat: &Stat) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(node.id),
+        size: stat.st_size as u64,
+        blocks: stat.st_blocks as u64,
+        atime: time(stat.st_atime, stat.st_atime_nsec),
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+        ctime: time(stat.st_ctime, stat.st_ctime_nsec),
+        crtime: UNIX_EPOCH,
+        kind: kind(stat.st_mode),
+        perm: (stat.st_mode & 0o7777) as u16,
+        nlink: stat.st_nlink as u32,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        rdev: stat.st_rdev as u32,
+        blksize: stat.st_blksize as u32,
+        flags: 0,
+    }
+}
+
 impl Engine {
     /// Returns a file's attributes: those below, but what the cache knows better.
     pub(crate) fn attributes(&self, node: &Node, stat: &Stat) -> FileAttr {
-        let mut attributes = FileAttr {
-            ino: INodeNo(node.id),
-            size: stat.st_size as u64,
-            blocks: stat.st_blocks as u64,
-            atime: time(stat.st_atime, stat.st_atime_nsec),
-            mtime: time(stat.st_mtime, stat.st_mtime_nsec),
-            ctime: time(stat.st_ctime, stat.st_ctime_nsec),
-            crtime: UNIX_EPOCH,
-            kind: kind(stat.st_mode),
-            perm: (stat.st_mode & 0o7777) as u16,
-            nlink: stat.st_nlink as u32,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            rdev: stat.st_rdev as u32,
-            blksize: stat.st_blksize as u32,
-            flags: 0,
-        };
-        if attributes.kind == FileType::RegularFile
-            && let Some(file) = self.known(key_of(stat))
-        {
-            let state = file.lock();
-            attributes.size = attributes.size.max(state.end());
-            attributes.blocks += state.extents.unwritten().div_ceil(512);
-            if let Some(written) = state.written {
-                attributes.mtime = written;
-                attributes.ctime = attributes.ctime.max(written);
-            }
+        if kind(stat.st_mode) != FileType::RegularFile {
+            return attributes_below(node, stat);
+        }
+        let file = self.known(key_of(stat));
+        let state = file.as_ref().map(|file| file.lock());
+        // Asked once more, as nothing is drained now: a drain that has ended since then had given
+        // the file a time of its own for a while.
+        let now = backing::stat(&node.fd);
+        let mut attributes = attributes_below(node, now.as_ref().unwrap_or(stat));
+        let Some(state) = state else { return attributes };
+        attributes.size = attributes.size.max(state.end());
+        attributes.blocks += state.extents.unwritten().div_ceil(512);
+        if let Some(written) = state.written {
+            attributes.mtime = written;
+            attributes.ctime = attributes.ctime.max(written);
         }
         attributes
     }
