@@ -65,8 +65,9 @@ pub(super) fn refuse(roots: &Roots) -> Result<(), EngineError> {
     }
     for other in others(&inside) {
         let Some(held) = shared_with(other, &shared) else { continue };
-        // It may have been made, or have ended, since the part's processes were listed.
-        if proc::running_since(other).is_none() || stop::alive(roots).contains(&other) {
+        // It may have been made, or have ended, since the part's processes were listed. One that
+        // ends now is not listed any more, so that its end is asked for last.
+        if stop::alive(roots).contains(&other) || proc::running_since(other).is_none() {
             continue;
         }
         let Held { pid, name, .. } = held;
