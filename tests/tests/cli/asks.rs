@@ -95,10 +95,10 @@ fn goes_on_and_comes_back(name: &str, user: User, until: &str, program: fn(&Worl
     let run = [&["run", "--gpu", "none", "--job", "j", "--"], &words[..]].concat();
     let mut job = Asking::start(kedge_as(&world, user, &run));
     assert_eq!(job.says(), "1 0");
-    job.go_on();
-    assert_eq!(job.says(), "2 0");
     let image = world.home().join("kedge/images/j-0001");
     settle(&image);
+    job.go_on();
+    assert_eq!(job.says(), "2 0");
     job.kill();
     let path = image.display().to_string();
     let mut job = Asking::start(kedge_as(&world, user, &["restart", &path, "--job", "other"]));
@@ -106,6 +106,7 @@ fn goes_on_and_comes_back(name: &str, user: User, until: &str, program: fn(&Worl
     job.go_on();
     // This one is of the new life.
     assert_eq!(job.says(), "2 0");
+    settle(&world.home().join("kedge/images/other-0001"));
     job.go_on();
     assert_eq!(job.says(), "3 0");
     job.go_on();
