@@ -172,7 +172,7 @@ impl Begun {
         let clocks = Clocks::now();
         let shared = objects.hold(&mut session.shared, &objects_file, options.codec)?;
         session.shared.goes_on();
-        plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
+        survey.captured()?;
         let captured = together.map(|others| others.captured(pids.len()));
         captured.transpose().map_err(EngineError::Together)?;
         let standing = if options.hold {

@@ -40,7 +40,7 @@ use crate::freeze::FrozenClone;
 use crate::lineage::{self, Misplaced};
 
 use crate::plugins::{
-    FileContents, More, Passing, PluginError, Refusal, Saved, Survey, SurveyOptions,
+    FileContents, Passing, PluginError, Plugins, Refusal, Saved, Survey, SurveyOptions,
 };
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
@@ -80,7 +80,7 @@ pub struct Options {
     /// The processes stay stopped when they are captured: see [`Captured::stand`].
     pub hold: bool,
     /// Plugins of others, asked before kedge's own.
-    pub plugins: More,
+    pub plugins: Plugins,
     /// What follows the job's memory from checkpoint to checkpoint, if its images are to build on
     /// each other.
     pub tracker: Option<Tracker>,
@@ -111,7 +111,7 @@ impl Options {
     pub fn new(folder: PathBuf) -> Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
-        let (hold, plugins, tracker, other, full) = (false, More::new(), None, None, false);
+        let (hold, plugins, tracker, other, full) = (false, Plugins::new(), None, None, false);
         let (whole, ahead, together, servants) = (None, None, None, None);
         Options {
             folder,

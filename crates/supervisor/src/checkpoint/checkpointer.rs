@@ -321,7 +321,7 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
-        options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU, &PMI]);
+        options.plugins.extend([LAUNCHER.clone() as Arc<dyn Plugin>, GPU.clone(), PMI.clone()]);
         let mut begun = self.begin_while_it_runs(options, track)?;
         // Before the others stand still: what the rank has asked is answered while they run.
         let others = meeting.and_then(|meeting| meeting.others());

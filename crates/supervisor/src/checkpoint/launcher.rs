@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::sync::OnceLock;
+use std::sync::{Arc, LazyLock, OnceLock};
 
 /// PMIx (Open MPI, Slurm): `NAMESPACE.RANK;tcp4://ADDRESS:PORT`, one variable for each version of
 /// its protocol.
@@ -72,7 +72,8 @@ fn inherited(number: &str) -> Option<(u64, u64)> {
 #[derive(Debug)]
 pub(crate) struct Launcher(OnceLock<Reached>);
 
-pub(crate) static LAUNCHER: Launcher = Launcher(OnceLock::new());
+pub(crate) static LAUNCHER: LazyLock<Arc<Launcher>> =
+    LazyLock::new(|| Arc::new(Launcher(OnceLock::new())));
 
 impl Plugin for Launcher {
     fn name(&self) -> &'static str {

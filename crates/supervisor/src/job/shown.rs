@@ -5,7 +5,7 @@ use crate::job::jobs::JobName;
 use kedge_image::Manifest;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// How it is shown, and taken back: where the restart has failed, or the job is about to run.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct Showing {
 }
 
 /// The plugin of this process's restart.
-pub(crate) static SHOWN: Shown = Shown(Mutex::new(None));
+pub(crate) static SHOWN: LazyLock<Arc<Shown>> = LazyLock::new(|| Arc::new(Shown(Mutex::new(None))));
 
 /// What takes it back, while it is shown.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use crate::services::warm::{Kind, Own, Sources, WarmProxy};
 use kedge_control::joblog::JobLog;
 use kedge_control::{error, info, warn};
 use kedge_image::{Devices, ImageError, Manifest};
-use kedge_process::plugins::{More, PathMap, Rendezvous};
+use kedge_process::plugins::{PathMap, Plugins, Rendezvous};
 use kedge_process::{Arrivals, EngineError, RestartOptions, Restarted};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -93,8 +93,9 @@ pub(crate) fn first_that_works<'a>(
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
         inherits.extend(GATE.number());
-        let plugins: More = vec![&GPU, &PMI, &JOIN, &SHOWN, &GATE];
-        let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Rendezvous);
+        let plugins: Plugins =
+            vec![GPU.clone(), PMI.clone(), JOIN.clone(), SHOWN.clone(), GATE.clone()];
+        let others = spec.joining.as_ref().map(|_| JOIN.clone() as Arc<dyn Rendezvous>);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
         let policy = spec.policy.or(Policy::of_image(manifest));
@@ -110,7 +111,7 @@ pub(crate) fn first_that_works<'a>(
             give_up,
             tell,
             others,
-            arrivals: spec.standby.then_some(&GATE as &dyn Arrivals),
+            arrivals: spec.standby.then(|| GATE.clone() as Arc<dyn Arrivals>),
             forgets,
             ..usual
         };

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// Said by the restart: all is there, and it waits.
 pub const WAITS: u8 = b'w';
@@ -61,7 +61,7 @@ fn brought(mut gate: &UnixStream) -> io::Result<Next> {
 }
 
 /// The plugin of this process's restart.
-pub(crate) static GATE: Gate = Gate(Mutex::new(None));
+pub(crate) static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| Arc::new(Gate(Mutex::new(None))));
 
 #[derive(Debug)]
 pub(crate) struct Gate(Mutex<Option<UnixStream>>);

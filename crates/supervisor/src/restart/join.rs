@@ -4,7 +4,7 @@ use crate::job::joint::{Joint, MAX_PARTS, SPACE, part_name};
 use crate::restart::joining::Joining;
 use kedge_coordinator::{Client, ClientError, Member, Notice, Series, Who};
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError, Rendezvous, Stage};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longer than any part takes to read its memory; one that fails is told of at once.
@@ -20,7 +20,7 @@ const REBUILT: u64 = 3;
 pub(crate) const PRESENT: u64 = 0;
 
 /// The plugin that has a part wait for the others before its processes run.
-pub(crate) static JOIN: Join = Join(Mutex::new(None));
+pub(crate) static JOIN: LazyLock<Arc<Join>> = LazyLock::new(|| Arc::new(Join(Mutex::new(None))));
 
 #[derive(Debug)]
 pub(crate) struct Join(Mutex<Option<Joined>>);

@@ -32,14 +32,15 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longer than any device takes.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// The plugin of this process's job.
-pub(crate) static GPU: Gpu = Gpu(Mutex::new(Moment::Idle));
+pub(crate) static GPU: LazyLock<Arc<Gpu>> =
+    LazyLock::new(|| Arc::new(Gpu(Mutex::new(Moment::Idle))));
 
 #[derive(Debug)]
 pub(crate) struct Gpu(Mutex<Moment>);

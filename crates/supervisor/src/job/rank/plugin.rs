@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// The plugin of this process's job.
-pub(crate) static PMI: Pmi = Pmi(Mutex::new(Moment::Without));
+pub(crate) static PMI: LazyLock<Arc<Pmi>> =
+    LazyLock::new(|| Arc::new(Pmi(Mutex::new(Moment::Without))));
 
 #[derive(Debug)]
 pub(crate) struct Pmi(Mutex<Moment>);
