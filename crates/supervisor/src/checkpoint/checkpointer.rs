@@ -3,7 +3,7 @@
 use crate::base::phases;
 use crate::checkpoint::amount::Amount;
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::launcher::LAUNCHER;
+use crate::checkpoint::launcher::Launcher;
 use crate::checkpoint::launches::Launches;
 use crate::checkpoint::meeting::{Builds, Meeting};
 use crate::checkpoint::recovery::Recovery;
@@ -24,7 +24,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_control::{error, info, note, warn};
 use kedge_image::{Choice, Claim, Devices, Manifest, retain};
-use kedge_process::plugins::{FileContents, Plugin};
+use kedge_process::plugins::FileContents;
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
 use kedge_transport::managed;
 use std::path::{Path, PathBuf};
@@ -321,7 +321,7 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
-        options.plugins.extend([LAUNCHER.clone() as Arc<dyn Plugin>, GPU.clone(), PMI.clone()]);
+        options.plugins = vec![Arc::new(Launcher::here()), GPU.clone(), PMI.clone()];
         let mut begun = self.begin_while_it_runs(options, track)?;
         // Before the others stand still: what the rank has asked is answered while they run.
         let others = meeting.and_then(|meeting| meeting.others());
