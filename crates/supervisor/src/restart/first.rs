@@ -11,7 +11,7 @@ use crate::job::joint::Joint;
 use crate::job::parts::Parts;
 use crate::job::policy::{Policy, former_folder};
 use crate::job::rank::PMI;
-use crate::job::shown::SHOWN;
+use crate::job::shown::Shown;
 use crate::job::spec::RunError;
 use crate::restart::gate::GATE;
 use crate::restart::init::Checkpointing;
@@ -23,7 +23,7 @@ use crate::services::warm::{Kind, Own, Sources, WarmProxy};
 use kedge_control::joblog::JobLog;
 use kedge_control::{error, info, warn};
 use kedge_image::{Devices, ImageError, Manifest};
-use kedge_process::plugins::{PathMap, Plugins, Rendezvous};
+use kedge_process::plugins::{PathMap, Plugin, Plugins, Rendezvous};
 use kedge_process::{Arrivals, EngineError, RestartOptions, Restarted};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -85,16 +85,15 @@ pub(crate) fn first_that_works<'a>(
         if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
             JOIN.wait_for_others(joint.clone(), joining.clone());
         }
-        if let Some(showing) = spec.showing {
-            SHOWN.show(showing, name, (folder, manifest));
-        }
+        let shown = spec.showing.map(|showing| Shown::show(showing, name, (folder, manifest)));
+        let shown = shown.map(Arc::new);
         let home = former.unwrap_or_else(|| dir.path().to_owned());
         let checkpointer =
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
         inherits.extend(GATE.number());
-        let plugins: Plugins =
-            vec![GPU.clone(), PMI.clone(), JOIN.clone(), SHOWN.clone(), GATE.clone()];
+        let mut plugins: Plugins = vec![GPU.clone(), PMI.clone(), JOIN.clone(), GATE.clone()];
+        plugins.extend(shown.clone().map(|shown| shown as Arc<dyn Plugin>));
         let others = spec.joining.as_ref().map(|_| JOIN.clone() as Arc<dyn Rendezvous>);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
@@ -117,7 +116,7 @@ pub(crate) fn first_that_works<'a>(
         };
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
         if restarted.is_err() {
-            SHOWN.take_back();
+            shown.iter().for_each(|shown| shown.take_back());
             end_sessions_of(dir.path(), log);
         }
         match restarted {
@@ -125,9 +124,7 @@ pub(crate) fn first_that_works<'a>(
                 GATE.passed();
                 let (ms, image) = (begin.elapsed().as_secs_f64() * 1e3, &restarted.image);
                 info!(log, "restarted from {} within {ms:.0} ms", image.display());
-                if let Some(showing) = spec.showing {
-                    (showing.restarted)(name, image);
-                }
+                shown.iter().for_each(|shown| shown.restarted(name, image));
                 if let Err(error) = Images::of(dir).add(image) {
                     warn!(log, "{error}");
                 }
