@@ -13,7 +13,7 @@ use crate::job::policy::{Policy, former_folder};
 use crate::job::rank::PMI;
 use crate::job::shown::Shown;
 use crate::job::spec::RunError;
-use crate::restart::gate::GATE;
+use crate::restart::gate::Gate;
 use crate::restart::init::Checkpointing;
 use crate::restart::join::JOIN;
 use crate::restart::spec::RestartSpec;
@@ -37,6 +37,8 @@ pub(crate) struct Place<'a> {
     pub(crate) dir: &'a JobDir,
     /// What keeps proxies ready for it.
     pub(crate) warm: Option<&'a Own>,
+    /// Where it waits before it runs, if it does.
+    pub(crate) gate: Option<Arc<Gate>>,
     /// When that began.
     pub(crate) begin: Instant,
 }
@@ -48,7 +50,7 @@ pub(crate) fn first_that_works<'a>(
     images: &'a [(PathBuf, Manifest)],
     log: &Arc<JobLog>,
 ) -> Result<(Restarted, &'a Manifest, Option<StandIn>), RunError> {
-    let Place { name, joint, dir, warm, begin } = *place;
+    let Place { name, joint, dir, warm, ref gate, begin } = *place;
     let mut rest = images.iter().peekable();
     let mut held = spec.held();
     let mut again = None;
@@ -91,9 +93,10 @@ pub(crate) fn first_that_works<'a>(
         let checkpointer =
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        inherits.extend(GATE.number());
-        let mut plugins: Plugins = vec![GPU.clone(), PMI.clone(), JOIN.clone(), GATE.clone()];
+        inherits.extend(gate.iter().filter_map(|gate| gate.number()));
+        let mut plugins: Plugins = vec![GPU.clone(), PMI.clone(), JOIN.clone()];
         plugins.extend(shown.clone().map(|shown| shown as Arc<dyn Plugin>));
+        plugins.extend(gate.clone().map(|gate| gate as Arc<dyn Plugin>));
         let others = spec.joining.as_ref().map(|_| JOIN.clone() as Arc<dyn Rendezvous>);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
@@ -110,7 +113,7 @@ pub(crate) fn first_that_works<'a>(
             give_up,
             tell,
             others,
-            arrivals: spec.standby.then(|| GATE.clone() as Arc<dyn Arrivals>),
+            arrivals: gate.clone().filter(|_| spec.standby).map(|gate| gate as Arc<dyn Arrivals>),
             forgets,
             ..usual
         };
@@ -121,7 +124,7 @@ pub(crate) fn first_that_works<'a>(
         }
         match restarted {
             Ok(restarted) => {
-                GATE.passed();
+                gate.iter().for_each(|gate| gate.passed());
                 let (ms, image) = (begin.elapsed().as_secs_f64() * 1e3, &restarted.image);
                 info!(log, "restarted from {} within {ms:.0} ms", image.display());
                 shown.iter().for_each(|shown| shown.restarted(name, image));
