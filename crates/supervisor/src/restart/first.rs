@@ -15,7 +15,7 @@ use crate::job::shown::Shown;
 use crate::job::spec::RunError;
 use crate::restart::gate::Gate;
 use crate::restart::init::Checkpointing;
-use crate::restart::join::JOIN;
+use crate::restart::join::Join;
 use crate::restart::spec::RestartSpec;
 use crate::services::keeper::Held;
 use crate::services::warden;
@@ -84,9 +84,9 @@ pub(crate) fn first_that_works<'a>(
             inherits.push(seat.fd);
             PMI.restart_in(seat, rank);
         }
-        if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
-            JOIN.wait_for_others(joint.clone(), joining.clone());
-        }
+        let join = joint.zip(spec.joining.as_ref());
+        let join = join.map(|(joint, joining)| Join::new(joint.clone(), joining.clone()));
+        let join = join.map(Arc::new);
         let shown = spec.showing.map(|showing| Shown::show(showing, name, (folder, manifest)));
         let shown = shown.map(Arc::new);
         let home = former.unwrap_or_else(|| dir.path().to_owned());
@@ -94,10 +94,11 @@ pub(crate) fn first_that_works<'a>(
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
         inherits.extend(gate.iter().filter_map(|gate| gate.number()));
-        let mut plugins: Plugins = vec![GPU.clone(), PMI.clone(), JOIN.clone()];
+        let mut plugins: Plugins = vec![GPU.clone(), PMI.clone()];
+        plugins.extend(join.clone().map(|join| join as Arc<dyn Plugin>));
         plugins.extend(shown.clone().map(|shown| shown as Arc<dyn Plugin>));
         plugins.extend(gate.clone().map(|gate| gate as Arc<dyn Plugin>));
-        let others = spec.joining.as_ref().map(|_| JOIN.clone() as Arc<dyn Rendezvous>);
+        let others = join.map(|join| join as Arc<dyn Rendezvous>);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some() || warden::has_stopped_it();
         let policy = spec.policy.or(Policy::of_image(manifest));
