@@ -14,7 +14,7 @@ use crate::devices::proxies::Proxies;
 use crate::job::jobs::{self, JobName, LastImage};
 use crate::job::joint::Joint;
 use crate::job::policy::{Policy, default_dir};
-use crate::job::rank::{Held, PMI};
+use crate::job::rank::{Held, Link};
 use crate::job::tally::Tally;
 use crate::job::turn::Turn;
 use crate::services::control::{Content, Order, Progress};
@@ -24,7 +24,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_control::{error, info, note, warn};
 use kedge_image::{Choice, Claim, Devices, Manifest, retain};
-use kedge_process::plugins::FileContents;
+use kedge_process::plugins::{FileContents, Plugin};
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
 use kedge_transport::managed;
 use std::path::{Path, PathBuf};
@@ -82,6 +82,8 @@ pub(crate) struct Checkpointer {
     pub(crate) life: String,
     /// The job that this one is a part of: from its beginning, or since it has had a remote shell.
     pub(crate) joint: OnceLock<Joint>,
+    /// The relay of the rank that the job is, if it is one.
+    pub(crate) rank: Option<Arc<Link>>,
     /// Remote shells that are being started.
     pub(crate) launches: Arc<Launches>,
     /// The job has been saved and ended with that: nothing is left to be saved.
@@ -321,12 +323,13 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
-        options.plugins = vec![Arc::new(Launcher::here()), GPU.clone(), PMI.clone()];
+        options.plugins = vec![Arc::new(Launcher::here()), GPU.clone()];
+        options.plugins.extend(self.rank.clone().map(|rank| rank as Arc<dyn Plugin>));
         let mut begun = self.begin_while_it_runs(options, track)?;
         // Before the others stand still: what the rank has asked is answered while they run.
         let others = meeting.and_then(|meeting| meeting.others());
         if session.is_none() {
-            *session = PMI.hold()?;
+            *session = self.rank.as_ref().map(|rank| rank.hold()).transpose()?;
             session.iter().zip(others).try_for_each(|(held, others)| held.tell(others))?;
         }
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;

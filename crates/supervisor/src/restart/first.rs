@@ -10,7 +10,7 @@ use crate::job::jobs::{JobDir, JobName, StandIn};
 use crate::job::joint::Joint;
 use crate::job::parts::Parts;
 use crate::job::policy::{Policy, former_folder};
-use crate::job::rank::PMI;
+use crate::job::rank::RankRestart;
 use crate::job::shown::Shown;
 use crate::job::spec::RunError;
 use crate::restart::gate::Gate;
@@ -80,21 +80,30 @@ pub(crate) fn first_that_works<'a>(
             let socket = dir.socket();
             GPU.restart_with(Restart { launch, proxies, socket, files, folder, held, warm });
         }
-        if let Some((seat, rank)) = spec.seat(folder)? {
-            inherits.push(seat.fd);
-            PMI.restart_in(seat, rank);
-        }
+        let seat = spec.seat(folder)?;
+        inherits.extend(seat.iter().map(|(seat, _)| seat.fd));
+        let rank = Arc::new(RankRestart::new(seat));
         let join = joint.zip(spec.joining.as_ref());
         let join = join.map(|(joint, joining)| Join::new(joint.clone(), joining.clone()));
         let join = join.map(Arc::new);
         let shown = spec.showing.map(|showing| Shown::show(showing, name, (folder, manifest)));
         let shown = shown.map(Arc::new);
         let home = former.unwrap_or_else(|| dir.path().to_owned());
-        let checkpointer =
-            Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
+        let checkpointer = Checkpointing {
+            spec,
+            name,
+            joint,
+            dir,
+            home,
+            manifest,
+            devices,
+            proxies,
+            launch,
+            rank: rank.clone(),
+        };
         let paths = PathMap::new(spec.paths.iter().cloned());
         inherits.extend(gate.iter().filter_map(|gate| gate.number()));
-        let mut plugins: Plugins = vec![GPU.clone(), PMI.clone()];
+        let mut plugins: Plugins = vec![GPU.clone(), rank];
         plugins.extend(join.clone().map(|join| join as Arc<dyn Plugin>));
         plugins.extend(shown.clone().map(|shown| shown as Arc<dyn Plugin>));
         plugins.extend(gate.clone().map(|gate| gate as Arc<dyn Plugin>));

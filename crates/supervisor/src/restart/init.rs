@@ -11,7 +11,7 @@ use crate::job::jobs::{JobDir, JobName};
 use crate::job::joint::Joint;
 use crate::job::outcome::Outcome;
 use crate::job::policy::Policy;
-use crate::job::rank::PMI;
+use crate::job::rank::RankRestart;
 use crate::job::tally::Tally;
 use crate::job::turn::Turn;
 use crate::restart::spec::RestartSpec;
@@ -39,6 +39,7 @@ pub(crate) struct Checkpointing<'a> {
     pub(crate) devices: Option<Devices>,
     pub(crate) proxies: Proxies,
     pub(crate) launch: Option<Launch>,
+    pub(crate) rank: Arc<RankRestart>,
 }
 
 impl Checkpointing<'_> {
@@ -54,6 +55,10 @@ impl Checkpointing<'_> {
         if self.joint.is_some() && policy.recover.is_some() {
             recovery.is_of_part();
         }
+        let rank = self.rank.serve(log.clone()).unwrap_or_else(|error| {
+            warn!(log, "{error}");
+            None
+        });
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
@@ -76,6 +81,7 @@ impl Checkpointing<'_> {
             home: self.home.clone(),
             life: new_life(),
             joint: self.joint.cloned().map(OnceLock::from).unwrap_or_default(),
+            rank,
             launches: Arc::default(),
             over: AtomicBool::new(false),
         });
@@ -88,9 +94,6 @@ impl Checkpointing<'_> {
         }
         if let Err(error) = server::serve(&self.dir.control(), checkpointer.clone()) {
             error!(log, "{}: {error}: no checkpoints", self.dir.control().display());
-        }
-        if let Err(error) = PMI.serve(log.clone()) {
-            warn!(log, "{error}");
         }
         checkpointer.take_part();
         // SIGCHLD is blocked here as in the process that this is a copy of.
