@@ -341,7 +341,7 @@ impl Checkpointer {
         let resting = self.rest(&mut begun, &preparing, patience, meeting.is_none())?;
         let Resting { quiet, roots, captures, stopped } = resting;
         let mut rest = before.map(|before| Rest::begin(&roots, self.first.get().copied(), before));
-        let captured = begun.capture(stopped);
+        let captured = begun.capture(stopped, &[]);
         GPU.idle();
         let (mut captured, at) = (captured?, jobs::now());
         drop(session.take());
@@ -412,7 +412,7 @@ impl Checkpointer {
         if known.is_empty() {
             let none = GPU.checkpoint_of(&[], Vec::new(), &self.socket, track);
             none.map_err(CheckpointError::Connections)?;
-            let surveyed = begun.survey(&roots);
+            let surveyed = begun.survey(&roots, &[]);
             GPU.idle();
             surveyed?;
         }

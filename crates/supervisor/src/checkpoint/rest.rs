@@ -65,7 +65,7 @@ impl Checkpointer {
     ) -> Result<Resting<'a>, CheckpointError> {
         let (roots, captures) = self.at_rest(&quiet, track)?;
         let patience = patience.let_on(Duration::ZERO, || quiet.let_on());
-        let stopped = begun.stop(&roots, patience).inspect_err(|_| GPU.idle())?;
+        let stopped = begun.stop(&roots, &[], patience).inspect_err(|_| GPU.idle())?;
         Ok(Resting { quiet, roots, captures, stopped })
     }
 
@@ -85,7 +85,7 @@ impl Checkpointer {
             quiet.let_on();
             went_on.set(true);
         });
-        let stopped = begun.stop(&roots, patience).inspect_err(|_| GPU.idle())?;
+        let stopped = begun.stop(&roots, &[], patience).inspect_err(|_| GPU.idle())?;
         if !went_on.get() {
             return Ok(Some(Resting { quiet, roots, captures, stopped }));
         }
