@@ -9,7 +9,7 @@ use crate::checkpoint::meeting::{Builds, Meeting};
 use crate::checkpoint::recovery::Recovery;
 use crate::checkpoint::standing::{Leaves, Rest, Resting};
 use crate::checkpoint::verify::read_back;
-use crate::devices::gpu::GPU;
+use crate::devices::gpu::GpuCheckpoint;
 use crate::devices::proxies::Proxies;
 use crate::job::jobs::{self, JobName, LastImage};
 use crate::job::joint::Joint;
@@ -323,7 +323,7 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
-        options.plugins = vec![Arc::new(Launcher::here()), GPU.clone()];
+        options.plugins.push(Arc::new(Launcher::here()));
         options.plugins.extend(self.rank.clone().map(|rank| rank as Arc<dyn Plugin>));
         let mut begun = self.begin_while_it_runs(options, track)?;
         // Before the others stand still: what the rank has asked is answered while they run.
@@ -341,9 +341,8 @@ impl Checkpointer {
         let resting = self.rest(&mut begun, &preparing, patience, meeting.is_none())?;
         let Resting { quiet, roots, captures, stopped } = resting;
         let mut rest = before.map(|before| Rest::begin(&roots, self.first.get().copied(), before));
-        let captured = begun.capture(stopped, &[]);
-        GPU.idle();
-        let (mut captured, at) = (captured?, jobs::now());
+        let mut captured = begun.capture(stopped, &[captures.plugin()])?;
+        let at = jobs::now();
         drop(session.take());
         // What the job did while its image is written would be done twice. Whatever fails, it goes
         // on.
@@ -410,11 +409,9 @@ impl Checkpointer {
         let roots = self.roots.without(&Proxies::children(&known));
         // What belongs to devices is known when they are at rest.
         if known.is_empty() {
-            let none = GPU.checkpoint_of(&[], Vec::new(), &self.socket, track);
-            none.map_err(CheckpointError::Connections)?;
-            let surveyed = begun.survey(&roots, &[]);
-            GPU.idle();
-            surveyed?;
+            let none = GpuCheckpoint::of(&[], Vec::new(), &self.socket, track);
+            let none = none.map_err(CheckpointError::Connections)?;
+            begun.survey(&roots, &[Arc::new(none)])?;
         }
         begun.watch(&roots)?;
         drop(known);

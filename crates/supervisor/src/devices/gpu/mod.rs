@@ -32,11 +32,15 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longer than any device takes.
 const LIMIT: Duration = Duration::from_secs(3600);
+
+/// What images call the plugins' state.
+const NAME: &str = "gpu";
 
 /// The plugin of this process's job.
 pub(crate) static GPU: LazyLock<Arc<Gpu>> =
@@ -50,24 +54,26 @@ pub(crate) struct Gpu(Mutex<Moment>);
 enum Moment {
     #[default]
     Idle,
-    /// These are at rest and may be captured.
-    Checkpoint {
-        clients: Vec<Client>,
-        /// Memory of which processes may have descriptors.
-        lent: Vec<Lent>,
-        /// The job's, by which a process asks for devices.
-        socket: PathBuf,
-        /// Whether this image or a later one may build on another.
-        track: bool,
-        /// So many of them capture, and have not said yet that they are done.
-        asked: usize,
-    },
     Restart {
         restart: Box<Restart>,
         begun: Vec<Begun>,
     },
     /// Processes may ask for devices as soon as they run.
     Restarted(UnixListener),
+}
+
+/// The plugin of a checkpoint: these are at rest and may be captured.
+#[derive(Debug)]
+pub(crate) struct GpuCheckpoint {
+    clients: Vec<Client>,
+    /// Memory of which processes may have descriptors.
+    lent: Vec<Lent>,
+    /// The job's, by which a process asks for devices.
+    socket: PathBuf,
+    /// Whether this image or a later one may build on another.
+    track: bool,
+    /// So many of them capture, and have not said yet that they are done.
+    asked: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -225,15 +231,17 @@ impl Client {
     }
 }
 
-impl Gpu {
-    /// These clients are at rest, and the job is about to be captured.
-    pub(crate) fn checkpoint_of(
-        &self,
+impl GpuCheckpoint {
+    /// Returns the one of these clients, which are at rest.
+    ///
+    /// # Errors
+    /// The kernel does not tell where their connections lead.
+    pub(crate) fn of(
         clients: &[Resting],
         lent: Vec<Lent>,
         socket: &Path,
         track: bool,
-    ) -> io::Result<Captures> {
+    ) -> io::Result<GpuCheckpoint> {
         let mut known = Vec::new();
         for resting in clients {
             match unix_peer(resting.socket) {
@@ -244,13 +252,24 @@ impl Gpu {
                 Err(error) => return Err(error),
             }
         }
-        let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
-        let clients = captured.collect();
-        let socket = socket.to_owned();
-        *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track, asked: 0 };
-        Ok(Captures::of(clients))
+        let (clients, socket) = (known, socket.to_owned());
+        Ok(GpuCheckpoint { clients, lent, socket, track, asked: AtomicUsize::new(0) })
     }
 
+    /// Waits for all that have been asked to capture, whether they succeed or not: the first
+    /// failure. So nobody takes what they say for another answer.
+    fn settle(&self) -> Result<(), PluginError> {
+        let asked = self.asked.swap(0, Ordering::SeqCst);
+        let answer = |client: &Client| match client.resting.proxy.control.answer(LIMIT) {
+            Ok(Answer::Captured { .. }) => Ok(()),
+            Ok(_) => Err(refused(client.resting.pid, &ControlError::Nonsense)),
+            Err(error) => Err(refused(client.resting.pid, &error)),
+        };
+        self.clients[..asked].iter().map(answer).fold(Ok(()), Result::and)
+    }
+}
+
+impl Gpu {
     /// Descriptors are about to be made again, in this process.
     pub(crate) fn restart_with(&self, restart: Restart) {
         *self.moment() = Moment::Restart { restart: Box::new(restart), begun: Vec::new() };
@@ -272,14 +291,6 @@ impl Gpu {
         }
     }
 
-    /// Neither. Of a checkpoint that has failed, what proxies say is waited for, so that nobody
-    /// takes it for another answer.
-    pub(crate) fn idle(&self) {
-        if let Moment::Checkpoint { clients, asked, .. } = std::mem::take(&mut *self.moment()) {
-            let _ = all_captured(&clients[..asked]);
-        }
-    }
-
     fn moment(&self) -> MutexGuard<'_, Moment> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -293,38 +304,29 @@ fn refused(pid: u32, error: &ControlError) -> PluginError {
     PluginError::Refused(format!("the devices of process {pid}: {error}"))
 }
 
-impl Plugin for Gpu {
+impl Plugin for GpuCheckpoint {
     fn name(&self) -> &'static str {
-        "gpu"
+        NAME
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
-        match &*self.moment() {
-            Moment::Checkpoint { clients, .. }
-                if clients.iter().any(|c| c.part(file, job).is_some()) =>
-            {
-                Claim::Yes
-            }
-            Moment::Checkpoint { clients, .. }
-                if clients.iter().any(|client| pages::is_starting(file, job, client)) =>
-            {
-                Claim::Refused(CONNECTING.to_owned())
-            }
-            Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
-                Claim::Yes
-            }
-            Moment::Checkpoint { socket, .. }
-                if management::opened(file, job, &nvml(socket)).is_some() =>
-            {
-                Claim::Yes
-            }
-            Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
-                Claim::Refused(CONNECTING.to_owned())
-            }
-            Moment::Checkpoint { .. } if is_shared_with_a_proxy(file) => {
-                Claim::Refused(LOST.to_owned())
-            }
-            _ => Claim::No,
+        let GpuCheckpoint { clients, lent, socket, .. } = self;
+        if clients.iter().any(|client| client.part(file, job).is_some()) {
+            return Claim::Yes;
+        }
+        if clients.iter().any(|client| pages::is_starting(file, job, client)) {
+            return Claim::Refused(CONNECTING.to_owned());
+        }
+        let is_memory = || sharing::memory(file, job, lent).is_some();
+        if is_memory() || management::opened(file, job, &nvml(socket)).is_some() {
+            return Claim::Yes;
+        }
+        if is_connecting(file, job, socket) {
+            return Claim::Refused(CONNECTING.to_owned());
+        }
+        match is_shared_with_a_proxy(file) {
+            true => Claim::Refused(LOST.to_owned()),
+            false => Claim::No,
         }
     }
 
@@ -333,21 +335,17 @@ impl Plugin for Gpu {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let mut moment = self.moment();
-        let Moment::Checkpoint { clients, lent, track, asked, socket } = &mut *moment else {
-            return Ok(None);
-        };
-        for client in &*clients {
-            begin_capture(client, *track, capture.base)?;
-            *asked += 1;
+        for client in &self.clients {
+            begin_capture(client, self.track, capture.base)?;
+            self.asked.fetch_add(1, Ordering::SeqCst);
         }
-        let clients = clients.iter().map(|client| save(client, capture, mine));
+        let clients = self.clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
-        let memory = sharing::save(capture, mine, lent);
-        let travels = !lent.is_empty();
+        let memory = sharing::save(capture, mine, &self.lent);
+        let travels = !self.lent.is_empty();
         let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
         let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
-        let management = management::save(capture, &rest, &nvml(socket));
+        let management = management::save(capture, &rest, &nvml(&self.socket));
         if clients.is_empty() && management.is_empty() && memory.is_empty() {
             return Ok(None);
         }
@@ -356,18 +354,23 @@ impl Plugin for Gpu {
     }
 
     fn captured(&self) -> Result<(), PluginError> {
-        match &mut *self.moment() {
-            Moment::Checkpoint { clients, asked, .. } => {
-                all_captured(&clients[..std::mem::take(asked)])
-            }
-            _ => Ok(()),
-        }
+        self.settle()
+    }
+}
+
+impl Plugin for Gpu {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn claim(&self, _file: &Found, _job: &Job) -> Claim {
+        Claim::No
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
         let mut moment = self.moment();
         let Moment::Restart { restart, begun } = &mut *moment else {
-            return Err(PluginError::NoPlugin("gpu".to_owned()));
+            return Err(PluginError::NoPlugin(NAME.to_owned()));
         };
         let State { clients, management, memory, travels } = world.parse(state)?;
         if travels && !restart.warm.is_empty() {
@@ -422,16 +425,6 @@ fn begin_capture(client: &Client, track: bool, base: Option<&Manifest>) -> Resul
     let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
     let given = client.resting.proxy.control.give(&Order::Capture { track, parent }, &[]);
     given.map_err(|error| refused(client.resting.pid, &error))
-}
-
-/// Waits for all of them, whether they succeed or not: the first failure.
-fn all_captured(clients: &[Client]) -> Result<(), PluginError> {
-    let answer = |client: &Client| match client.resting.proxy.control.answer(LIMIT) {
-        Ok(Answer::Captured { .. }) => Ok(()),
-        Ok(_) => Err(refused(client.resting.pid, &ControlError::Nonsense)),
-        Err(error) => Err(refused(client.resting.pid, &error)),
-    };
-    clients.iter().map(answer).fold(Ok(()), Result::and)
 }
 
 fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved, PluginError> {
