@@ -5,15 +5,14 @@ use crate::base::signals::{Signals, look_at_children};
 use crate::checkpoint::checkpointer::{Checkpointer, Without, new_life};
 use crate::checkpoint::recovery::Recovery;
 use crate::checkpoint::server;
-use crate::devices::gpu::GPU;
-use crate::devices::proxies::{Launch, Proxies};
+use crate::devices::proxies::Proxies;
 use crate::job::jobs::{JobDir, JobName};
 use crate::job::joint::Joint;
 use crate::job::outcome::Outcome;
 use crate::job::policy::Policy;
-use crate::job::rank::RankRestart;
 use crate::job::tally::Tally;
 use crate::job::turn::Turn;
+use crate::restart::plugins::RestartPlugins;
 use crate::restart::spec::RestartSpec;
 use crate::services::keeper::At;
 use crate::services::warden;
@@ -38,8 +37,8 @@ pub(crate) struct Checkpointing<'a> {
     pub(crate) manifest: &'a Manifest,
     pub(crate) devices: Option<Devices>,
     pub(crate) proxies: Proxies,
-    pub(crate) launch: Option<Launch>,
-    pub(crate) rank: Arc<RankRestart>,
+    /// Its copies of those that the job was restarted by.
+    pub(crate) plugins: &'a RestartPlugins,
 }
 
 impl Checkpointing<'_> {
@@ -55,7 +54,7 @@ impl Checkpointing<'_> {
         if self.joint.is_some() && policy.recover.is_some() {
             recovery.is_of_part();
         }
-        let rank = self.rank.serve(log.clone()).unwrap_or_else(|error| {
+        let rank = self.plugins.rank.serve(log.clone()).unwrap_or_else(|error| {
             warn!(log, "{error}");
             None
         });
@@ -85,10 +84,8 @@ impl Checkpointing<'_> {
             launches: Arc::default(),
             over: AtomicBool::new(false),
         });
-        // Nobody can ask for warm ones in here: the job has namespaces of its own.
-        let launch = self.launch.clone().map(Launch::cold);
-        if let (Some(launch), Some(listener)) = (launch, GPU.listener())
-            && let Err(error) = self.proxies.serve(listener, launch, log.clone(), None)
+        if let Some(gpu) = &self.plugins.gpu
+            && let Err(error) = gpu.serve(log.clone())
         {
             error!(log, "cannot start a thread: {error}: no devices for other processes");
         }

@@ -6,7 +6,6 @@ use crate::base::told::tell;
 use crate::checkpoint::recovery::Loss;
 use crate::checkpoint::together::Ranks;
 use crate::checkpoint::watch::Watch;
-use crate::devices::gpu::GPU;
 use crate::job::images::Images;
 use crate::job::jobs::{self, JobDir, JobName, Jobs, Meta, State};
 use crate::job::leaving;
@@ -21,7 +20,7 @@ use crate::job::spec::RunError;
 use crate::restart::back::{End, GoBack};
 use crate::restart::candidates::Candidates;
 use crate::restart::end::{end_all, see_all_end};
-use crate::restart::first::{Place, first_that_works};
+use crate::restart::first::{CameBack, Place, first_that_works};
 use crate::restart::gate::Gate;
 use crate::restart::part::{end_together, tell_warden};
 use crate::restart::parts::restart_parts;
@@ -174,8 +173,9 @@ fn restart_one(
     }
     let signals = Signals::block();
     signals::become_subreaper();
-    let (restarted, manifest, _stand_in) = first_that_works(spec, place, images, &log)?;
-    if let Some(held) = GPU.held() {
+    let came_back = first_that_works(spec, place, images, &log)?;
+    let CameBack { restarted, manifest, held, stand_in: _stand_in } = came_back;
+    if let Some(held) = held {
         keeper.adopt(held);
     }
     if manifest.devices.is_some()

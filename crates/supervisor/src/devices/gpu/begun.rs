@@ -3,6 +3,8 @@
 use super::ring::fill_ring;
 use super::{LIMIT, Restart, Saved, failed, refused};
 use crate::devices::proxies::{Proxy, ProxyId};
+use crate::services::keeper::Held;
+use crate::services::warm::WarmProxy;
 use kedge_control::proxy::{Answer, Control, ControlError, Order, StoredFile};
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_gpu_image::place_file;
@@ -33,7 +35,8 @@ pub(super) struct Begun {
 pub(super) fn begin(
     saved: &Saved,
     world: &mut World,
-    restart: &mut Restart,
+    restart: &Restart,
+    (held, warm): (Option<&Held>, Option<WarmProxy>),
 ) -> Result<Begun, PluginError> {
     let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
     let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
@@ -51,9 +54,9 @@ pub(super) fn begin(
     }
     let entry = restart.files.iter().find(|file| file.name == saved.file);
     let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
-    let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
+    let held = held.and_then(|held| held.client(&saved.file));
     let files = if held.is_none() { open_files(restart, entry)? } else { Vec::new() };
-    let started = restart.launch.provide(restart.warm.pop(), far.as_fd(), &["--restore"]);
+    let started = restart.launch.provide(warm, far.as_fd(), &["--restore"]);
     let proxy = started.map_err(failed("start a proxy"))?;
     let control = &proxy.control;
     let pid = saved.pid as u32;

@@ -18,6 +18,7 @@ use crate::services::warm::WarmProxy;
 use begun::{Begun, begin, go_on, in_full, why_not};
 pub(crate) use captures::Captures;
 use kedge_control::aliases;
+use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_image::{FileEntry, Manifest};
 use kedge_process::EngineError;
@@ -29,11 +30,11 @@ use ring::save_ring;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longer than any device takes.
@@ -41,26 +42,6 @@ const LIMIT: Duration = Duration::from_secs(3600);
 
 /// What images call the plugins' state.
 const NAME: &str = "gpu";
-
-/// The plugin of this process's job.
-pub(crate) static GPU: LazyLock<Arc<Gpu>> =
-    LazyLock::new(|| Arc::new(Gpu(Mutex::new(Moment::Idle))));
-
-#[derive(Debug)]
-pub(crate) struct Gpu(Mutex<Moment>);
-
-/// What the plugin is used for.
-#[derive(Debug, Default)]
-enum Moment {
-    #[default]
-    Idle,
-    Restart {
-        restart: Box<Restart>,
-        begun: Vec<Begun>,
-    },
-    /// Processes may ask for devices as soon as they run.
-    Restarted(UnixListener),
-}
 
 /// The plugin of a checkpoint: these are at rest and may be captured.
 #[derive(Debug)]
@@ -83,9 +64,17 @@ struct Client {
     end: u64,
 }
 
+/// The plugin of a restart.
+#[derive(Debug)]
+pub(crate) struct GpuRestart {
+    restart: Restart,
+    kept: Mutex<Kept>,
+}
+
 /// What a restart needs.
 #[derive(Debug)]
 pub(crate) struct Restart {
+    /// What starts proxies in the job's init, where none are warm.
     pub(crate) launch: Launch,
     /// Where the new proxies are noted.
     pub(crate) proxies: Proxies,
@@ -94,10 +83,18 @@ pub(crate) struct Restart {
     /// The image's.
     pub(crate) files: Vec<FileEntry>,
     pub(crate) folder: PathBuf,
-    /// What of it is held in memory.
-    pub(crate) held: Option<Held>,
+}
+
+/// What a restart has until it is used.
+#[derive(Debug)]
+struct Kept {
+    /// What of the image is held in memory.
+    held: Option<Held>,
     /// Proxies that are ready, as many as there were.
-    pub(crate) warm: Vec<WarmProxy>,
+    warm: Vec<WarmProxy>,
+    begun: Vec<Begun>,
+    /// Where processes ask for devices as soon as they run.
+    listener: Option<UnixListener>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -269,30 +266,35 @@ impl GpuCheckpoint {
     }
 }
 
-impl Gpu {
-    /// Descriptors are about to be made again, in this process.
-    pub(crate) fn restart_with(&self, restart: Restart) {
-        *self.moment() = Moment::Restart { restart: Box::new(restart), begun: Vec::new() };
+impl GpuRestart {
+    pub(crate) fn new(restart: Restart, held: Option<Held>, warm: Vec<WarmProxy>) -> GpuRestart {
+        let kept = Kept { held, warm, begun: Vec::new(), listener: None };
+        GpuRestart { restart, kept: Mutex::new(kept) }
+    }
+
+    /// What the job's init needs of this process's descriptors.
+    pub(crate) fn numbers(&self) -> Vec<RawFd> {
+        let kept = self.kept();
+        let held = kept.held.iter().flat_map(Held::numbers);
+        held.chain(kept.warm.iter().flat_map(WarmProxy::numbers)).collect()
     }
 
     /// What the process that restarts the job still holds: its copy of what the init was given.
     pub(crate) fn held(&self) -> Option<Held> {
-        match std::mem::take(&mut *self.moment()) {
-            Moment::Restart { restart, .. } => restart.held,
-            _ => None,
-        }
+        self.kept().held.take()
     }
 
-    /// Where processes of the job that has been restarted ask for devices.
-    pub(crate) fn listener(&self) -> Option<UnixListener> {
-        match std::mem::take(&mut *self.moment()) {
-            Moment::Restarted(listener) => Some(listener),
-            _ => None,
-        }
+    /// Has processes of the job that has been restarted get devices, as they ask for them.
+    ///
+    /// # Errors
+    /// There are no threads left.
+    pub(crate) fn serve(&self, log: Arc<JobLog>) -> io::Result<()> {
+        let Some(listener) = self.kept().listener.take() else { return Ok(()) };
+        self.restart.proxies.serve(listener, self.restart.launch.clone(), log, None)
     }
 
-    fn moment(&self) -> MutexGuard<'_, Moment> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -358,7 +360,7 @@ impl Plugin for GpuCheckpoint {
     }
 }
 
-impl Plugin for Gpu {
+impl Plugin for GpuRestart {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -368,15 +370,14 @@ impl Plugin for Gpu {
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
-        let mut moment = self.moment();
-        let Moment::Restart { restart, begun } = &mut *moment else {
-            return Err(PluginError::NoPlugin(NAME.to_owned()));
-        };
+        let restart = &self.restart;
+        let mut kept = self.kept();
+        let Kept { held, warm, begun, .. } = &mut *kept;
         let State { clients, management, memory, travels } = world.parse(state)?;
-        if travels && !restart.warm.is_empty() {
+        if travels && !warm.is_empty() {
             // Their descriptors are compared with others' by kcmp, which takes proxies of this
             // namespace.
-            restart.warm.clear();
+            warm.clear();
             restart.launch.note(
                 "no warm proxy serves processes whose device memory travelled as descriptors: new ones start",
             );
@@ -384,7 +385,7 @@ impl Plugin for Gpu {
         let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
         aliases::clear(&folder);
         for saved in clients {
-            begun.push(begin(&saved, world, restart)?);
+            begun.push(begin(&saved, world, restart, (held.as_ref(), warm.pop()))?);
         }
         for (description, name) in memory {
             let name = aliases::parse(&name);
@@ -401,9 +402,8 @@ impl Plugin for Gpu {
     }
 
     fn rebuilt(&self) -> Result<(), PluginError> {
-        let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
-            return Ok(());
-        };
+        let (restart, mut kept) = (&self.restart, self.kept());
+        let begun = std::mem::take(&mut kept.begun);
         let all = begun.iter().map(|begun| (begun.client, &begun.proxy));
         sharing::wait_for_all(all, LIMIT).map_err(|error| {
             PluginError::Refused(in_full(&begun, format!("the devices of {error}")))
@@ -413,8 +413,9 @@ impl Plugin for Gpu {
             restart.proxies.add(proxy).map_err(failed("start a thread"))?;
         }
         let listener = listen(&restart.socket);
-        let listener = listener.map_err(failed("listen on the job's socket"))?;
-        *self.moment() = Moment::Restarted(listener);
+        kept.listener = Some(listener.map_err(failed("listen on the job's socket"))?);
+        // The init needs them no more, and nobody else has its copies.
+        (kept.held, kept.warm) = (None, Vec::new());
         Ok(())
     }
 }

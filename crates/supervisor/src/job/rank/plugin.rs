@@ -9,7 +9,7 @@ use rustix::io::{fcntl_dupfd_cloexec, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -44,6 +44,11 @@ struct State {
 impl RankRestart {
     pub(crate) fn new(seat: Option<(Seat, Option<Rank>)>) -> RankRestart {
         RankRestart { seat, restarted: Mutex::default() }
+    }
+
+    /// Returns the descriptor that the job's init needs for it: the step's.
+    pub(crate) fn number(&self) -> Option<RawFd> {
+        self.seat.as_ref().map(|(seat, _)| seat.fd)
     }
 
     /// Begins to pass on what a restarted rank says, all ranks of the step being there. Returns its
