@@ -38,6 +38,7 @@ use crate::services::warm::{Kind, Own, Sources};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::{error, note, warn};
 use kedge_image::Devices;
+use kedge_process::plugins::RestoredFiles;
 use kedge_process::{Roots, Tracker};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -328,6 +329,7 @@ fn checkpointer_of(
         keeper: At::of(dir),
         tracker: Tracker::default(),
         followed: Mutex::default(),
+        restored: RestoredFiles::default(),
         home: dir.path().to_owned(),
         life: new_life(),
         joint: joint.map(OnceLock::from).unwrap_or_default(),

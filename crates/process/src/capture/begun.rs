@@ -87,7 +87,8 @@ impl Begun {
         if self.options.contents == FileContents::Save {
             let own = self.options.folder.clone();
             let except = self.options.except.iter().cloned().chain([own]).collect();
-            self.places = Places::of(&stop::alive(roots), except);
+            let restored = self.options.restored.clone();
+            self.places = Places::of(&stop::alive(roots), except, restored);
         }
         Ok(())
     }

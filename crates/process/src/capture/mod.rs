@@ -40,7 +40,8 @@ use crate::freeze::FrozenClone;
 use crate::lineage::{self, Misplaced};
 
 use crate::plugins::{
-    FileContents, Passing, Plugin, PluginError, Plugins, Refusal, Saved, Survey, SurveyOptions,
+    FileContents, Passing, Plugin, PluginError, Plugins, Refusal, RestoredFiles, Saved, Survey,
+    SurveyOptions,
 };
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
@@ -103,6 +104,8 @@ pub struct Options {
     /// Folders of whoever captures: what lies in there is no file of the job's. The image's is
     /// among them anyway.
     pub except: Vec<PathBuf>,
+    /// The job's files that a restart has brought back ([`Rebuilt::restored`](crate::Rebuilt)).
+    pub restored: RestoredFiles,
     /// Counts the memory that is stored.
     pub meter: Arc<Meter>,
 }
@@ -130,6 +133,7 @@ impl Options {
             ahead,
             together,
             except: Vec::new(),
+            restored: RestoredFiles::default(),
             meter: Arc::default(),
         }
     }

@@ -54,6 +54,7 @@ pub use changes::{Moment, Settled, home_of, settle, settle_all, settle_in};
 pub(crate) use changes::{new_path, reach, remove_socket};
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
+pub use files::RestoredFiles;
 pub(crate) use files::{Passing, Places, look as look_at_files};
 pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};

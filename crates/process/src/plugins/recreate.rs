@@ -70,6 +70,8 @@ pub struct Recreated {
     changes: Changes,
     /// Those that have made the descriptors, in the layers' order.
     pub(crate) plugins: Plugins,
+    /// Where the files of the image are, once they have been put back.
+    pub(crate) restored: BTreeSet<PathBuf>,
     /// Where the hosts of the job are that programs remember elsewhere.
     pub(crate) addresses: Table,
 }
@@ -86,6 +88,7 @@ impl Recreated {
             late: Vec::new(),
             changes: Changes::default(),
             plugins: Plugins::new(),
+            restored: BTreeSet::new(),
             addresses: Table::default(),
         }
     }
@@ -210,9 +213,20 @@ impl Saved {
             );
             own(index as u32, common, &mut world);
         }
-        let World { calls, late, notes, changes, addresses, .. } = world;
+        let World { calls, late, notes, changes, restored, addresses, .. } = world;
         let slots = self.slots.clone();
-        Ok(Recreated { descriptors, above, calls, notes, slots, late, changes, plugins, addresses })
+        Ok(Recreated {
+            descriptors,
+            above,
+            calls,
+            notes,
+            slots,
+            late,
+            changes,
+            plugins,
+            restored,
+            addresses,
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use super::process::{Filled, Rebuilding, Writing};
 use super::standby::Standby;
 use super::tree::{Made, Tree};
 use super::{Plan, ids, lazy, memory, notices, standby, threads, undo};
-use crate::plugins::{Argument, InjectedCall, Recreated};
+use crate::plugins::{Argument, InjectedCall, Recreated, RestoredFiles};
 use crate::proc::{self, Stat};
 use crate::state::ProcessState;
 use crate::thread::come_home;
@@ -40,6 +40,7 @@ pub struct Rebuilt {
     root: pid_t,
     report: UnixStream,
     reported: bool,
+    pub(super) restored: RestoredFiles,
 }
 
 /// Closes every descriptor but the standard ones and those of `kept`.
@@ -107,6 +108,7 @@ fn run_all(
     // From here on nothing fails any more.
     descriptors.commit()?;
     let notes = descriptors.notes.join("\n");
+    let restored = RestoredFiles::new(std::mem::take(&mut descriptors.restored));
     // The processes hold what they hold: an end of a pipe that is held here is one that never
     // closes.
     drop(descriptors);
@@ -132,7 +134,7 @@ fn run_all(
     };
     // Whoever has been killed a moment ago leaves the job running, as one that is killed later.
     let _ = tell();
-    serve(&mut Rebuilt { root, report: kept, reported: false });
+    serve(&mut Rebuilt { root, report: kept, reported: false, restored });
     Ok(())
 }
 

@@ -24,7 +24,7 @@ mod undo;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
-use crate::plugins::{self, Moment, PathMap, Plugins, Rendezvous, Saved};
+use crate::plugins::{self, Moment, PathMap, Plugins, Rendezvous, RestoredFiles, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{Folder, ImageFile, Layers, Manifest, Opened, Source};
@@ -411,6 +411,12 @@ impl Rebuilt {
     /// Why the job was ended, if it was for memory that could not be had.
     pub fn failure(&self) -> Option<String> {
         lazy::failure()
+    }
+
+    /// Returns the job's files that have been brought back, which its checkpoints are to know
+    /// ([`Options::restored`](crate::Options)).
+    pub fn restored(&self) -> RestoredFiles {
+        self.restored.clone()
     }
 
     /// Whom to checkpoint: all that descends from the init.

@@ -24,7 +24,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_control::{error, info, note, warn};
 use kedge_image::{Choice, Claim, Devices, Manifest, retain};
-use kedge_process::plugins::{FileContents, Plugin};
+use kedge_process::plugins::{FileContents, Plugin, RestoredFiles};
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
 use kedge_transport::managed;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,8 @@ pub(crate) struct Checkpointer {
     pub(crate) tracker: Tracker,
     /// The move whose images that follows, if it follows none of the job's own.
     pub(crate) followed: Mutex<Option<String>>,
+    /// The job's files that a restart has brought back.
+    pub(crate) restored: RestoredFiles,
     /// The folder that the job's processes know.
     pub(crate) home: PathBuf,
     /// Which life of the job this is.
@@ -267,6 +269,7 @@ impl Checkpointer {
                 ahead,
                 together,
                 except,
+                restored: self.restored.clone(),
                 ..usual
             };
             let patience = options.patience;

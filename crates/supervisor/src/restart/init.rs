@@ -77,6 +77,7 @@ impl Checkpointing<'_> {
             keeper: At::of(self.dir),
             tracker: Tracker::default(),
             followed: Mutex::default(),
+            restored: job.restored(),
             home: self.home.clone(),
             life: new_life(),
             joint: self.joint.cloned().map(OnceLock::from).unwrap_or_default(),
