@@ -1,7 +1,8 @@
 //! New proxies that bring devices back.
 
+use super::restart::Restart;
 use super::ring::fill_ring;
-use super::{LIMIT, Restart, Saved, failed, refused};
+use super::{LIMIT, Saved, failed, refused};
 use crate::devices::proxies::{Proxy, ProxyId};
 use crate::services::keeper::Held;
 use crate::services::warm::WarmProxy;

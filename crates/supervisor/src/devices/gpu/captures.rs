@@ -1,6 +1,7 @@
 //! What proxies have captured, and the files of an image that they write it to.
 
-use super::{Client, GpuCheckpoint, LIMIT};
+use super::LIMIT;
+use super::checkpoint::{Client, GpuCheckpoint};
 use crate::base::phases;
 use crate::devices::quiesce::Resting;
 use crate::services::keeper::At;
