@@ -9,11 +9,11 @@ use crate::services::warm::WarmProxy;
 use kedge_control::proxy::{Answer, Control, ControlError, Order, StoredFile};
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_gpu_image::place_file;
-use kedge_image::{FileEntry, ImageError, ImageFile, Layers};
+use kedge_image::{FileEntry, Folder, ImageError, ImageFile, Layers, Manifest};
 use kedge_process::plugins::{PluginError, World};
 use kedge_wire::Text;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,16 +32,26 @@ pub(super) struct Begun {
     files: Vec<PathBuf>,
 }
 
-/// Makes a client's connection and starts the proxy that brings its devices back.
-pub(super) fn begin(
+/// A proxy that starts, and has not been told what to bring back.
+#[derive(Debug)]
+pub(super) struct Started {
+    proxy: Arc<Proxy>,
+    ring: OwnedFd,
+    arena: OwnedFd,
+}
+
+/// Makes a client's connection and starts the proxy that is to bring its devices back.
+pub(super) fn start(
     saved: &Saved,
     world: &mut World,
     restart: &Restart,
-    (held, warm): (Option<&Held>, Option<WarmProxy>),
-) -> Result<Begun, PluginError> {
+    warm: Option<WarmProxy>,
+) -> Result<Started, PluginError> {
     let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
     let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
     let arena = kedge_transport::create_shared_arena().map_err(failed("make a shared arena"))?;
+    let proxy = restart.launch.provide(warm, far.as_fd(), &["--restore"]);
+    let proxy = proxy.map_err(failed("start a proxy"))?;
     fill_ring(&ring, saved, world)?;
     let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().map_err(failed("duplicate it"));
     let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
@@ -53,46 +63,78 @@ pub(super) fn begin(
     if let Some(pages) = &saved.pages {
         super::pages::restore(pages, saved.pid, world)?;
     }
-    let entry = restart.files.iter().find(|file| file.name == saved.file);
-    let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
-    let held = held.and_then(|held| held.client(&saved.file));
-    let files = if held.is_none() { open_files(restart, entry)? } else { Vec::new() };
-    let started = restart.launch.provide(warm, far.as_fd(), &["--restore"]);
-    let proxy = started.map_err(failed("start a proxy"))?;
-    let control = &proxy.control;
-    let pid = saved.pid as u32;
-    let given = match held {
-        Some(held) => {
-            let file = stored(0, &restart.folder, held.file.clone());
-            let given = control.give_files(&[(file, held.memory.as_fd())]);
-            given.and_then(|()| control.give_parts(&held.parts))
-        }
-        None => give_files(control, &files),
-    };
-    let order = Order::Restore { held: held.is_some() };
-    let given = given.and_then(|()| control.give(&order, &[ring.as_fd(), arena.as_fd()]));
-    given.map_err(|error| refused(pid, &error))?;
-    let paths = files.iter().map(|(_, file)| file.path().to_owned());
-    let files = held.map(|held| restart.folder.join(&held.file.name)).into_iter().chain(paths);
-    Ok(Begun { client: pid, proxy, files: files.collect() })
+    Ok(Started { proxy, ring, arena })
 }
 
-/// Opens the files that a client's devices come back from: its own and those of its places, each
-/// with those that it builds on. With whose each is.
-fn open_files(
-    restart: &Restart,
-    own: &FileEntry,
-) -> Result<Vec<(u32, Arc<ImageFile>)>, ImageError> {
-    let of_places = (0..MAX_DEVICES as usize).map_while(|place| {
-        let name = place_file(&own.name, place);
-        restart.files.iter().find(|file| file.name == name)
-    });
-    let mut all = Vec::new();
-    for (of, entry) in (0..).zip(std::iter::once(own).chain(of_places)) {
-        let layers = Layers::of_file(&restart.folder.join(&entry.name), entry)?;
-        all.extend(layers.own().iter().map(|file| (of, file.clone())));
+/// What brings devices back.
+pub(super) struct Sources<'a> {
+    restart: &'a Restart,
+    held: Option<&'a Held>,
+    /// The image and those that it builds on, once one of its files is wanted.
+    chain: Vec<(Folder, Manifest)>,
+}
+
+impl<'a> Sources<'a> {
+    pub(super) fn of(restart: &'a Restart, held: Option<&'a Held>) -> Sources<'a> {
+        Sources { restart, held, chain: Vec::new() }
     }
-    Ok(all)
+
+    /// Has a proxy bring a client's devices back: from what is held, else from its files.
+    pub(super) fn restore(
+        &mut self,
+        saved: &Saved,
+        started: Started,
+    ) -> Result<Begun, PluginError> {
+        let restart = self.restart;
+        let Started { proxy, ring, arena } = started;
+        let entry = restart.files.iter().find(|file| file.name == saved.file);
+        let entry =
+            entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
+        let held = self.held.and_then(|held| held.client(&saved.file));
+        let files = if held.is_none() { self.open_files(entry)? } else { Vec::new() };
+        let control = &proxy.control;
+        let pid = saved.pid as u32;
+        let given = match held {
+            Some(held) => {
+                let file = stored(0, &restart.folder, held.file.clone());
+                let given = control.give_files(&[(file, held.memory.as_fd())]);
+                given.and_then(|()| control.give_parts(&held.parts))
+            }
+            None => give_files(control, &files),
+        };
+        let order = Order::Restore { held: held.is_some() };
+        let given = given.and_then(|()| control.give(&order, &[ring.as_fd(), arena.as_fd()]));
+        given.map_err(|error| refused(pid, &error))?;
+        let paths = files.iter().map(|(_, file)| file.path().to_owned());
+        let files = held.map(|held| restart.folder.join(&held.file.name)).into_iter().chain(paths);
+        let files = files.collect();
+        Ok(Begun { client: pid, proxy, files })
+    }
+
+    /// Opens the files that a client's devices come back from: its own and those of its places,
+    /// each with those that it builds on. With whose each is.
+    fn open_files(&mut self, own: &FileEntry) -> Result<Vec<(u32, Arc<ImageFile>)>, ImageError> {
+        let restart = self.restart;
+        if self.chain.is_empty() {
+            self.chain = kedge_image::chain(&restart.folder)?;
+            self.chain[0].0.is_believed()?;
+        }
+        let of_places = (0..MAX_DEVICES as usize).map_while(|place| {
+            let name = place_file(&own.name, place);
+            restart.files.iter().find(|file| file.name == name)
+        });
+        let mut all = Vec::new();
+        for (of, entry) in (0..).zip(std::iter::once(own).chain(of_places)) {
+            if self.chain[0].1.file(&entry.name) != Some(entry) {
+                let (path, offset) = (restart.folder.join(&entry.name), 0);
+                let what = "it is not the one that its image's manifest names";
+                return Err(ImageError::Damaged { path, offset, what });
+            }
+            let layers = Layers::open(&self.chain, &entry.name)?;
+            all.extend(layers.own().iter().map(|file| (of, file.clone())));
+        }
+        Ok(all)
+    }
 }
 
 /// Gives a proxy open files, which it reads by their descriptors: it needs no way to their folders,

@@ -1,7 +1,7 @@
 //! The plugin of a restart: new proxies bring back what the devices held, and are tied to the
 //! clients.
 
-use super::begun::{Begun, begin, go_on, in_full, why_not};
+use super::begun::{Begun, Sources, go_on, in_full, start, why_not};
 use super::{LIMIT, NAME, State, failed};
 use crate::base::sockets::listen;
 use crate::devices::proxies::{Launch, Proxies};
@@ -109,8 +109,14 @@ impl Plugin for GpuRestart {
         }
         let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
         aliases::clear(&folder);
-        for saved in clients {
-            begun.push(begin(&saved, world, restart, (held.as_ref(), warm.pop()))?);
+        // All start, and come up side by side, before the first table of an image is read.
+        let mut started = Vec::new();
+        for saved in &clients {
+            started.push(start(saved, world, restart, warm.pop())?);
+        }
+        let mut sources = Sources::of(restart, held.as_ref());
+        for (saved, started) in clients.iter().zip(started) {
+            begun.push(sources.restore(saved, started)?);
         }
         for (description, name) in memory {
             let name = aliases::parse(&name);
