@@ -145,7 +145,7 @@ impl Plugin for GpuRestart {
         }
         let listener = listen(&restart.socket);
         kept.listener = Some(listener.map_err(failed("listen on the job's socket"))?);
-        // The init needs them no more, and nobody else has its copies.
+        // They end with the process that restarts the job, and not with its init.
         (kept.held, kept.warm) = (None, Vec::new());
         Ok(())
     }
