@@ -1,9 +1,8 @@
 //! New proxies that bring devices back.
 
-use super::restart::Restart;
 use super::ring::fill_ring;
 use super::{LIMIT, Saved, failed, refused};
-use crate::devices::proxies::{Proxy, ProxyId};
+use crate::devices::proxies::{Launch, Proxies, Proxy, ProxyId};
 use crate::services::keeper::Held;
 use crate::services::warm::WarmProxy;
 use kedge_control::proxy::{Answer, Control, ControlError, Order, StoredFile};
@@ -22,6 +21,20 @@ use std::time::{Duration, Instant};
 
 /// Between a proxy's last word and its end.
 const ENDING: Duration = Duration::from_secs(2);
+
+/// What a restart needs.
+#[derive(Debug)]
+pub(crate) struct Restart {
+    /// What starts proxies in the job's init, where none are warm.
+    pub(crate) launch: Launch,
+    /// Where the new proxies are noted.
+    pub(crate) proxies: Proxies,
+    /// Where processes ask for devices.
+    pub(crate) socket: PathBuf,
+    /// The image's.
+    pub(crate) files: Vec<FileEntry>,
+    pub(crate) folder: PathBuf,
+}
 
 /// A proxy that brings a client's devices back.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! What proxies have captured, and the files of an image that they write it to.
 
-use super::LIMIT;
-use super::checkpoint::{Client, GpuCheckpoint};
+use super::checkpoint::GpuCheckpoint;
+use super::{Client, LIMIT};
 use crate::base::phases;
 use crate::devices::quiesce::Resting;
 use crate::services::keeper::At;

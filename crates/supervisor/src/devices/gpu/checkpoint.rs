@@ -2,7 +2,7 @@
 //! are captured.
 
 use super::ring::save_ring;
-use super::{LIMIT, NAME, Saved, State, failed, pages, refused};
+use super::{Client, LIMIT, NAME, Part, Saved, State, failed, pages, refused};
 use crate::base::sockets::leads_to;
 use crate::devices::quiesce::Resting;
 use crate::devices::sharing::{self, Lent};
@@ -11,9 +11,7 @@ use crate::services::management;
 use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_image::Manifest;
 use kedge_process::EngineError;
-use kedge_process::plugins::{
-    Capture, Claim, Found, Job, Plugin, PluginError, Process, Refusal, unix_peer,
-};
+use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, Refusal, unix_peer};
 use serde_json::Value;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -33,13 +31,6 @@ pub(crate) struct GpuCheckpoint {
     track: bool,
     /// So many of them capture, and have not said yet that they are done.
     asked: AtomicUsize,
-}
-
-#[derive(Debug)]
-pub(super) struct Client {
-    pub(super) resting: Resting,
-    /// The inode of its own end.
-    end: u64,
 }
 
 /// Why a process cannot be captured for a moment.
@@ -86,51 +77,6 @@ fn is_over(end: &UnixStream) -> bool {
     // SAFETY: one structure, which lives as long as the call; it does not wait.
     let found = unsafe { libc::poll(&raw mut looked, 1, 0) };
     found > 0 && looked.revents & libc::POLLHUP != 0
-}
-
-/// What a description is to a client.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    Socket,
-    Ring,
-    Arena,
-    /// The host's pages of managed memory, and what watches them.
-    Pages,
-    Watcher,
-}
-
-impl Client {
-    pub(super) fn part(&self, file: &Found, job: &Job) -> Option<Part> {
-        let inode = file.stat.inode;
-        let memfd = |name: &str| file.link.to_string_lossy().starts_with(&format!("/memfd:{name}"));
-        match () {
-            () if file.socket.is_some() && inode == self.end => Some(Part::Socket),
-            () if memfd("kedge-ring") && inode == self.resting.ring => Some(Part::Ring),
-            () if memfd("kedge-shared") && inode == self.resting.arena => Some(Part::Arena),
-            () if pages::is_file(file)
-                && pages::has_length(file)
-                && self.holds(file, job, None) =>
-            {
-                Some(Part::Pages)
-            }
-            () if pages::is_watcher(file, job, self) => Some(Part::Watcher),
-            () => None,
-        }
-    }
-
-    pub(super) fn is(&self, process: &Process) -> bool {
-        process.pid == self.resting.pid as i32
-    }
-
-    /// Whether the client's process itself holds it, under that number if one is given.
-    pub(super) fn holds(&self, file: &Found, job: &Job, number: Option<i32>) -> bool {
-        let mut own = file.holders.iter().filter(|it| self.is(&job.processes[it.process]));
-        own.any(|holder| number.is_none_or(|number| holder.fd == number))
-    }
-
-    pub(super) fn file(&self) -> String {
-        format!("gpu-{}.kimg", self.resting.pid)
-    }
 }
 
 impl GpuCheckpoint {

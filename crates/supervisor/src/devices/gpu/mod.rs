@@ -9,12 +9,14 @@ mod pages;
 mod restart;
 mod ring;
 
+use crate::devices::quiesce::Resting;
+pub(crate) use begun::Restart;
 pub(crate) use captures::Captures;
 pub(crate) use checkpoint::{GpuCheckpoint, was_connecting};
 use kedge_control::proxy::ControlError;
-use kedge_process::plugins::{Blob, PluginError};
+use kedge_process::plugins::{Blob, Found, Job, PluginError, Process};
 use pages::SavedPages;
-pub(crate) use restart::{GpuRestart, Restart};
+pub(crate) use restart::GpuRestart;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::time::Duration;
@@ -53,6 +55,58 @@ struct Saved {
     /// Where it has managed memory that lies on its devices page by page.
     #[serde(default)]
     pages: Option<SavedPages>,
+}
+
+#[derive(Debug)]
+struct Client {
+    resting: Resting,
+    /// The inode of its own end.
+    end: u64,
+}
+
+/// What a description is to a client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Socket,
+    Ring,
+    Arena,
+    /// The host's pages of managed memory, and what watches them.
+    Pages,
+    Watcher,
+}
+
+impl Client {
+    fn part(&self, file: &Found, job: &Job) -> Option<Part> {
+        let inode = file.stat.inode;
+        let memfd = |name: &str| file.link.to_string_lossy().starts_with(&format!("/memfd:{name}"));
+        match () {
+            () if file.socket.is_some() && inode == self.end => Some(Part::Socket),
+            () if memfd("kedge-ring") && inode == self.resting.ring => Some(Part::Ring),
+            () if memfd("kedge-shared") && inode == self.resting.arena => Some(Part::Arena),
+            () if pages::is_file(file)
+                && pages::has_length(file)
+                && self.holds(file, job, None) =>
+            {
+                Some(Part::Pages)
+            }
+            () if pages::is_watcher(file, job, self) => Some(Part::Watcher),
+            () => None,
+        }
+    }
+
+    fn is(&self, process: &Process) -> bool {
+        process.pid == self.resting.pid as i32
+    }
+
+    /// Whether the client's process itself holds it, under that number if one is given.
+    fn holds(&self, file: &Found, job: &Job, number: Option<i32>) -> bool {
+        let mut own = file.holders.iter().filter(|it| self.is(&job.processes[it.process]));
+        own.any(|holder| number.is_none_or(|number| holder.fd == number))
+    }
+
+    fn file(&self) -> String {
+        format!("gpu-{}.kimg", self.resting.pid)
+    }
 }
 
 /// Whether a file of an image is what devices held: a client's, or those of one of its places.

@@ -4,9 +4,8 @@
 //! Nothing of this runs in the client but system calls: its file says of itself what is current
 //! ([`kedge_transport::managed`]).
 
-use super::checkpoint::{Client, Part};
-use super::failed;
 use super::ring::seek;
+use super::{Client, Part, failed};
 use kedge_cuda_types::arena::DEVICE_BASE;
 use kedge_process::plugins::{
     Argument, Blob, Capture, Found, InjectedCall, Job, PluginError, World,

@@ -1,23 +1,21 @@
 //! The plugin of a restart: new proxies bring back what the devices held, and are tied to the
 //! clients.
 
-use super::begun::{Begun, Sources, go_on, in_full, start, why_not};
+use super::begun::{Begun, Restart, Sources, go_on, in_full, start, why_not};
 use super::{LIMIT, NAME, State, failed};
 use crate::base::sockets::listen;
-use crate::devices::proxies::{Launch, Proxies};
 use crate::devices::sharing;
 use crate::services::keeper::Held;
 use crate::services::management;
 use crate::services::warm::WarmProxy;
 use kedge_control::aliases;
 use kedge_control::joblog::JobLog;
-use kedge_image::FileEntry;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError, World};
 use serde_json::Value;
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The plugin of a restart.
@@ -25,20 +23,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct GpuRestart {
     restart: Restart,
     kept: Mutex<Kept>,
-}
-
-/// What a restart needs.
-#[derive(Debug)]
-pub(crate) struct Restart {
-    /// What starts proxies in the job's init, where none are warm.
-    pub(crate) launch: Launch,
-    /// Where the new proxies are noted.
-    pub(crate) proxies: Proxies,
-    /// Where processes ask for devices.
-    pub(crate) socket: PathBuf,
-    /// The image's.
-    pub(crate) files: Vec<FileEntry>,
-    pub(crate) folder: PathBuf,
 }
 
 /// What a restart has until it is used.
