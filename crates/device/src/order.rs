@@ -7,7 +7,8 @@
 //! alone leads to [`SwapIn`].
 //!
 //! What this keeps are the roles of a `dyn Backend`; who makes a [`NewBackend`] has to hand over a
-//! backend that nobody has used, and a [`Maker`] tells nobody of its backend before it comes out.
+//! backend that nobody has used, and the closure that makes a [`Maker`] must give its backend to
+//! nobody who has it work before that comes out.
 //!
 //! A restart, and memory that goes and comes:
 //!
@@ -65,6 +66,15 @@
 //! ```compile_fail,E0616
 //! fn at_work<M: kedge_device::Maker>(restored: kedge_device::Restored<M>) {
 //!     let _ = restored.maker;
+//! }
+//! ```
+//!
+//! Devices that are used although a later snapshot was begun, and its objects are not all there:
+//!
+//! ```compile_fail,E0382
+//! fn half<M: kedge_device::Maker>(restored: kedge_device::Restored<M>) {
+//!     let _ = restored.more(&[]);
+//!     let _ = restored.finish();
 //! }
 //! ```
 //!
@@ -218,7 +228,7 @@ impl<M: Maker> Restored<M> {
     /// # Errors
     ///
     /// What the backend has against the notes.
-    pub fn more<'a>(&'a mut self, notes: &'a [u8]) -> Result<Changing<'a, M>, SnapshotError> {
+    pub fn more(self, notes: &[u8]) -> Result<Changing<'_, M>, SnapshotError> {
         restores(&*self.filling.backend)?.restore_more(notes)?;
         Ok(Changing { restored: self, notes })
     }
@@ -236,7 +246,7 @@ impl<M: Maker> Restored<M> {
 
 /// A backend that becomes what is in a later snapshot.
 pub struct Changing<'a, M> {
-    restored: &'a mut Restored<M>,
+    restored: Restored<M>,
     notes: &'a [u8],
 }
 
@@ -250,16 +260,18 @@ impl<M: Maker> Changing<'_, M> {
         self.restored.maker.make(step)
     }
 
-    /// Takes all pieces of that snapshot, whose bytes come next as far as they have changed:
-    /// `false` where this backend has not become what those are.
+    /// Takes all pieces of that snapshot, whose bytes come next as far as they have changed: `None`
+    /// where the backend has not become what those are, and is good for nothing any more.
     ///
     /// What is in none of the pieces reads as zero from now on.
     ///
     /// # Errors
     ///
     /// What the backend has against the notes.
-    pub fn made(self, pieces: &[Piece]) -> Result<bool, SnapshotError> {
-        restores(&*self.restored.filling.backend)?.restore_later(self.notes, pieces)
+    pub fn made(self, pieces: &[Piece]) -> Result<Option<Restored<M>>, SnapshotError> {
+        let backend = &*self.restored.filling.backend;
+        let is_made = restores(backend)?.restore_later(self.notes, pieces)?;
+        Ok(is_made.then_some(self.restored))
     }
 }
 

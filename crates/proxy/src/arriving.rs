@@ -218,8 +218,9 @@ impl<'a> Arriving<'a> {
         }
         let crossing = built.crossing.as_ref();
         let notes = crossing.map_or(&saved.notes[..], |crossing| &crossing.notes);
-        let mut changing = built.restored.more(notes)?;
-        if let Err(error) = self.repeat(&steps, saved, built.driver, |step| changing.make(step)) {
+        let Built { restored, driver, .. } = built;
+        let mut changing = restored.more(notes)?;
+        if let Err(error) = self.repeat(&steps, saved, driver, |step| changing.make(step)) {
             note!(self.host.log, "a move takes another proxy: {error}");
             return Ok(None);
         }
@@ -228,9 +229,9 @@ impl<'a> Arriving<'a> {
         if let Some(crossing) = crossing {
             pieces = crossing.pieces(&pieces)?;
         }
-        let fits = changing.made(&pieces)?;
-        built.steps = saved.steps.to_vec();
-        Ok(fits.then_some(built))
+        let restored = changing.made(&pieces)?;
+        let (crossing, steps) = (built.crossing, saved.steps.to_vec());
+        Ok(restored.map(|restored| Built { restored, driver, crossing, steps }))
     }
 
     fn repeat(

@@ -138,7 +138,8 @@ impl Begun {
     /// Captures a job. It runs again when this returns, whatever it returns, unless it is to be
     /// held. A job that cannot be captured is not harmed. To be called on the thread that has
     /// stopped it. The job's standard streams must be the caller's. `late`: as of [`Begun::stop`],
-    /// of what rests now.
+    /// of what rests now. A plugin that is left out takes nothing, and what it would have taken is
+    /// saved as any other descriptor, or refused.
     pub fn capture(
         self,
         stopped: Stopped,

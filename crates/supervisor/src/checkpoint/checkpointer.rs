@@ -344,7 +344,10 @@ impl Checkpointer {
         let resting = self.rest(&mut begun, &preparing, patience, meeting.is_none())?;
         let Resting { quiet, roots, captures, stopped } = resting;
         let mut rest = before.map(|before| Rest::begin(&roots, self.first.get().copied(), before));
-        let mut captured = begun.capture(stopped, &[captures.plugin()])?;
+        let captured = begun.capture(stopped, &[captures.plugin()]);
+        // Before anything else is asked of the proxies, whose last answer it takes.
+        captures.settle();
+        let mut captured = captured?;
         let at = jobs::now();
         drop(session.take());
         // What the job did while its image is written would be done twice. Whatever fails, it goes

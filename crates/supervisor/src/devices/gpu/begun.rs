@@ -49,34 +49,40 @@ pub(super) struct Begun {
 #[derive(Debug)]
 pub(super) struct Started {
     proxy: Arc<Proxy>,
+    /// The client's end of the connection.
+    near: UnixStream,
     ring: OwnedFd,
     arena: OwnedFd,
 }
 
-/// Makes a client's connection and starts the proxy that is to bring its devices back.
-pub(super) fn start(
-    saved: &Saved,
-    world: &mut World,
-    restart: &Restart,
-    warm: Option<WarmProxy>,
-) -> Result<Started, PluginError> {
-    let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
-    let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
-    let arena = kedge_transport::create_shared_arena().map_err(failed("make a shared arena"))?;
-    let proxy = restart.launch.provide(warm, far.as_fd(), &["--restore"]);
-    let proxy = proxy.map_err(failed("start a proxy"))?;
-    fill_ring(&ring, saved, world)?;
-    let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().map_err(failed("duplicate it"));
-    let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
-    let rings = saved.rings.iter().map(|d| (*d, ring.as_fd()));
-    let arenas = saved.arenas.iter().map(|d| (*d, arena.as_fd()));
-    for (description, fd) in sockets.chain(rings).chain(arenas) {
-        world.made(description, again(&fd)?)?;
+impl Started {
+    /// Makes a client's connection and starts the proxy that is to bring its devices back.
+    pub(super) fn new(restart: &Restart, warm: Option<WarmProxy>) -> Result<Started, PluginError> {
+        let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
+        let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
+        let arena = kedge_transport::create_shared_arena();
+        let arena = arena.map_err(failed("make a shared arena"))?;
+        let proxy = restart.launch.provide(warm, far.as_fd(), &["--restore"]);
+        let proxy = proxy.map_err(failed("start a proxy"))?;
+        Ok(Started { proxy, near, ring, arena })
     }
-    if let Some(pages) = &saved.pages {
-        super::pages::restore(pages, saved.pid, world)?;
+
+    /// Fills what ties the client to the proxy, and gives it to the client.
+    fn tie(&self, saved: &Saved, world: &mut World) -> Result<(), PluginError> {
+        let Started { near, ring, arena, .. } = self;
+        fill_ring(ring, saved, world)?;
+        let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned();
+        let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
+        let rings = saved.rings.iter().map(|d| (*d, ring.as_fd()));
+        let arenas = saved.arenas.iter().map(|d| (*d, arena.as_fd()));
+        for (description, fd) in sockets.chain(rings).chain(arenas) {
+            world.made(description, again(&fd).map_err(failed("duplicate it"))?)?;
+        }
+        match &saved.pages {
+            Some(pages) => super::pages::restore(pages, saved.pid, world),
+            None => Ok(()),
+        }
     }
-    Ok(Started { proxy, ring, arena })
 }
 
 /// What brings devices back.
@@ -92,17 +98,17 @@ impl<'a> Sources<'a> {
         Sources { restart, held, chain: Vec::new() }
     }
 
-    /// Has a proxy bring a client's devices back: from what is held, else from its files.
+    /// Has a proxy bring a client's devices back: from what is held, else from the file that
+    /// `entry` tells of and those that it builds on.
     pub(super) fn restore(
         &mut self,
-        saved: &Saved,
+        (saved, entry): (&Saved, &FileEntry),
         started: Started,
+        world: &mut World,
     ) -> Result<Begun, PluginError> {
         let restart = self.restart;
-        let Started { proxy, ring, arena } = started;
-        let entry = restart.files.iter().find(|file| file.name == saved.file);
-        let entry =
-            entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
+        started.tie(saved, world)?;
+        let Started { proxy, ring, arena, .. } = started;
         let held = self.held.and_then(|held| held.client(&saved.file));
         let files = if held.is_none() { self.open_files(entry)? } else { Vec::new() };
         let control = &proxy.control;

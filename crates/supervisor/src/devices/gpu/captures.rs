@@ -44,6 +44,11 @@ impl Captures {
         self.gpu.clone()
     }
 
+    /// Waits for all proxies that have been asked to capture: one that fails has told why.
+    pub(crate) fn settle(&self) {
+        let _ = self.gpu.settle();
+    }
+
     /// Writes everything, the processes' memory side by side with the devices': the image that
     /// `claim` is for. With a `holder`, whose troubles the log tells, has it held in memory as
     /// well; of how many clients it is, if of all.
@@ -95,7 +100,7 @@ impl Captures {
 impl Drop for Captures {
     fn drop(&mut self) {
         // A checkpoint may have failed while they captured.
-        let _ = self.gpu.settle();
+        self.settle();
         for (_, client) in &self.clients {
             // One that does not hear it has ended, and what it held with it.
             let _ = client.proxy.control.does(&Order::Forget {}, LIMIT);

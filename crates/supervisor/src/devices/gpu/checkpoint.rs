@@ -113,7 +113,7 @@ impl GpuCheckpoint {
             Ok(_) => Err(refused(client.resting.pid, &ControlError::Nonsense)),
             Err(error) => Err(refused(client.resting.pid, &error)),
         };
-        self.clients[..asked].iter().map(answer).fold(Ok(()), Result::and)
+        self.clients.iter().take(asked).map(answer).fold(Ok(()), Result::and)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The plugin of a restart: new proxies bring back what the devices held, and are tied to the
 //! clients.
 
-use super::begun::{Begun, Restart, Sources, go_on, in_full, start, why_not};
-use super::{LIMIT, NAME, State, failed};
+use super::begun::{Begun, Restart, Sources, Started, go_on, in_full, why_not};
+use super::{LIMIT, NAME, Saved, State, failed};
 use crate::base::sockets::listen;
 use crate::devices::sharing;
 use crate::services::keeper::Held;
@@ -10,8 +10,10 @@ use crate::services::management;
 use crate::services::warm::WarmProxy;
 use kedge_control::aliases;
 use kedge_control::joblog::JobLog;
+use kedge_image::FileEntry;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError, World};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixListener;
@@ -23,6 +25,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct GpuRestart {
     restart: Restart,
     kept: Mutex<Kept>,
+}
+
+/// Returns what the image's manifest, with these `files`, tells of each client's: each has one of
+/// its own.
+///
+/// # Errors
+/// The image is not whole, or not what kedge has written.
+fn entries<'a>(
+    files: &'a [FileEntry],
+    clients: &[Saved],
+) -> Result<Vec<&'a FileEntry>, PluginError> {
+    let mut seen = BTreeSet::new();
+    let entry = |client: &Saved| {
+        let name = &client.file;
+        let entry = files.iter().find(|file| file.name == *name);
+        let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {name}")))?;
+        match seen.insert(&entry.name) {
+            true => Ok(entry),
+            false => Err(PluginError::Damaged(format!("two processes have {name}"))),
+        }
+    };
+    clients.iter().map(entry).collect()
 }
 
 /// What a restart has until it is used.
@@ -93,14 +117,13 @@ impl Plugin for GpuRestart {
         }
         let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
         aliases::clear(&folder);
+        let entries = entries(&restart.files, &clients)?;
         // All start, and come up side by side, before the first table of an image is read.
-        let mut started = Vec::new();
-        for saved in &clients {
-            started.push(start(saved, world, restart, warm.pop())?);
-        }
+        let started: Result<Vec<Started>, PluginError> =
+            clients.iter().map(|_| Started::new(restart, warm.pop())).collect();
         let mut sources = Sources::of(restart, held.as_ref());
-        for (saved, started) in clients.iter().zip(started) {
-            begun.push(sources.restore(saved, started)?);
+        for ((saved, entry), started) in clients.iter().zip(entries).zip(started?) {
+            begun.push(sources.restore((saved, entry), started, world)?);
         }
         for (description, name) in memory {
             let name = aliases::parse(&name);
@@ -132,5 +155,32 @@ impl Plugin for GpuRestart {
         // They end with the process that restarts the job, and not with its init.
         (kept.held, kept.warm) = (None, Vec::new());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(file: &str) -> Saved {
+        let saved = serde_json::json!({
+            "pid": 1, "file": file, "sockets": [], "rings": [], "arenas": [], "ring": [],
+        });
+        serde_json::from_value(saved).unwrap()
+    }
+
+    /// Before any proxy is started for one.
+    #[test]
+    fn clients_that_the_image_has_no_file_for_are_damage() {
+        let of = |name: &str| FileEntry { name: name.into(), bytes: 1, checksum: 2 };
+        let files = [of("gpu-1.kimg"), of("gpu-2.kimg")];
+        let told = |names: &[&str]| {
+            let clients: Vec<Saved> = names.iter().map(|name| client(name)).collect();
+            entries(&files, &clients).map(|entries| entries.len()).map_err(|e| e.to_string())
+        };
+        assert_eq!(told(&["gpu-2.kimg", "gpu-1.kimg"]), Ok(2));
+        assert!(told(&["gpu-1.kimg", ""]).is_err());
+        assert!(told(&["gpu-1.kimg", "gpu-3.kimg"]).unwrap_err().contains("gpu-3.kimg"));
+        assert!(told(&["gpu-1.kimg"; 3]).unwrap_err().contains("two processes"));
     }
 }
