@@ -18,7 +18,9 @@ pub mod trace;
 
 pub use code::Code;
 pub use finding::{Finding, FindingKind, FindingPlace, Findings};
-pub use order::{Filling, NewBackend, Ordered, Restoring, SwapIn, Swapped, snapshots};
+pub use order::{
+    Changing, Filling, Maker, NewBackend, Ordered, Restored, Restoring, SwapIn, Swapped, snapshots,
+};
 pub use ranges::Ranges;
 pub use roles::{EventShare, Interprocess, Placing, Restore, Snapshots, Swap};
 pub use snapshot::{

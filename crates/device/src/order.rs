@@ -1,24 +1,40 @@
 //! What must be called in order, as values: a wrong order does not compile.
 //!
-//! A backend that was just built is a [`NewBackend`]. It is either used from now on, or becomes a
-//! [`Restoring`], on which objects are made again, then a [`Filling`], into which bytes go, and
-//! then a backend. Memory that is swapped out is a [`Swapped`], which alone leads to [`SwapIn`].
+//! A backend that was just built is a [`NewBackend`]. It is either used from now on, or restored.
+//! Then whoever is to use it, a [`Maker`], is made with it and shut in: in a [`Restoring`], which
+//! alone has it make objects again, then in a [`Restored`], whose [`Filling`] takes bytes. At the
+//! end it comes out, with a backend for use. Memory that is swapped out is a [`Swapped`], which
+//! alone leads to [`SwapIn`].
 //!
 //! What this keeps are the roles of a `dyn Backend`; who makes a [`NewBackend`] has to hand over a
-//! backend that nobody has used.
+//! backend that nobody has used, and the closure that makes a [`Maker`] must give its backend to
+//! nobody who has it work before that comes out.
 //!
 //! A restart, and memory that goes and comes:
 //!
 //! ```no_run
-//! use kedge_device::{Backend, NewBackend, Object, SnapshotError, Swapped};
+//! use kedge_device::{Backend, Maker, NewBackend, Object, SnapshotError, Swapped};
 //! use std::sync::Arc;
 //!
-//! fn bring_back(new: NewBackend, notes: &[u8]) -> Result<Arc<dyn Backend>, SnapshotError> {
-//!     let restoring = new.begin_restore(notes)?;
-//!     restoring.objects().grant(0, 0x1000_0000, 2 << 20)?;
-//!     let filling = restoring.made()?;
-//!     filling.put(&Object::Memory, 0x1000_0000, &[1])?;
-//!     filling.finish()
+//! /// What uses the devices; here it grants slabs at these addresses.
+//! struct Client(Arc<dyn Backend>);
+//!
+//! impl Maker for Client {
+//!     type Step = u64;
+//!     type Error = SnapshotError;
+//!
+//!     fn make(&mut self, address: u64) -> Result<(), SnapshotError> {
+//!         Ok(self.0.grant(0, address, 2 << 20)?)
+//!     }
+//! }
+//!
+//! fn bring_back(new: NewBackend, notes: &[u8]) -> Result<Client, SnapshotError> {
+//!     let new_client = |backend| Ok::<_, SnapshotError>(Client(backend));
+//!     let mut restoring = new.begin_restore(notes, new_client)?;
+//!     restoring.make(0x1000_0000)?;
+//!     let restored = restoring.made()?;
+//!     restored.filling().put(&Object::Memory, 0x1000_0000, &[1])?;
+//!     restored.finish()
 //! }
 //!
 //! fn out_and_in(backend: Arc<dyn Backend>) -> Result<(), SnapshotError> {
@@ -33,16 +49,52 @@
 //! Bytes before all objects are there:
 //!
 //! ```compile_fail,E0599
-//! fn early(restoring: kedge_device::Restoring<'_>) {
-//!     let _ = restoring.put(&kedge_device::Object::Memory, 0, &[1]);
+//! fn early<M: kedge_device::Maker>(restoring: kedge_device::Restoring<'_, M>) {
+//!     let _ = restoring.filling();
 //! }
 //! ```
 //!
-//! Objects of a backend whose restart has begun, made by another hand:
+//! Work, or objects made by another hand, on a backend whose restart has begun: who is to use it is
+//! not to be had.
+//!
+//! ```compile_fail,E0616
+//! fn at_work<M: kedge_device::Maker>(restoring: kedge_device::Restoring<'_, M>) {
+//!     let _ = restoring.maker;
+//! }
+//! ```
+//!
+//! ```compile_fail,E0616
+//! fn at_work<M: kedge_device::Maker>(restored: kedge_device::Restored<M>) {
+//!     let _ = restored.maker;
+//! }
+//! ```
+//!
+//! Devices that are used although a later snapshot was begun, and its objects are not all there:
 //!
 //! ```compile_fail,E0382
-//! fn twice(new: kedge_device::NewBackend) {
-//!     let _ = new.begin_restore(&[]);
+//! fn half<M: kedge_device::Maker>(restored: kedge_device::Restored<M>) {
+//!     let _ = restored.more(&[]);
+//!     let _ = restored.finish();
+//! }
+//! ```
+//!
+//! Objects that come after others whose bytes are there already, of which the backend has not been
+//! told:
+//!
+//! ```compile_fail,E0599
+//! fn untold<M: kedge_device::Maker>(mut restored: kedge_device::Restored<M>, step: M::Step) {
+//!     let _ = restored.make(step);
+//! }
+//! ```
+//!
+//! A backend that is restored and used as a new one:
+//!
+//! ```compile_fail,E0382
+//! fn twice<M: kedge_device::Maker>(
+//!     new: kedge_device::NewBackend,
+//!     user: impl FnOnce(std::sync::Arc<dyn kedge_device::Backend>) -> M,
+//! ) {
+//!     let _ = new.begin_restore(&[], |backend| Ok::<_, kedge_device::SnapshotError>(user(backend)));
 //!     let _ = new.start();
 //! }
 //! ```
@@ -93,15 +145,22 @@ impl NewBackend {
         self.0.driver_version()
     }
 
-    /// Begins to bring back what a snapshot with these notes holds.
+    /// Begins to bring back what a snapshot with these notes holds. `maker` makes what is to use
+    /// the backend, and has it make nothing as yet.
     ///
     /// # Errors
     ///
-    /// NOT_SUPPORTED if the backend cannot be restored; else what it has against the notes.
-    pub fn begin_restore(self, notes: &[u8]) -> Result<Restoring<'_>, SnapshotError> {
-        let restoring = Restoring { backend: self.0, notes };
-        restoring.role()?.restore_begin(notes)?;
-        Ok(restoring)
+    /// NOT_SUPPORTED if the backend cannot be restored; else what it has against the notes, or why
+    /// `maker` fails.
+    pub fn begin_restore<'a, M: Maker, E: From<SnapshotError>>(
+        self,
+        notes: &'a [u8],
+        maker: impl FnOnce(Arc<dyn Backend>) -> Result<M, E>,
+    ) -> Result<Restoring<'a, M>, E> {
+        let backend = self.0;
+        restores(&*backend)?.restore_begin(notes)?;
+        let maker = maker(Arc::clone(&backend))?;
+        Ok(Restoring { backend, maker, notes })
     }
 
     /// Returns the backend, for use.
@@ -110,26 +169,109 @@ impl NewBackend {
     }
 }
 
+/// What uses a backend, and makes objects on it again at a restart, a step at a time.
+pub trait Maker {
+    type Step;
+    type Error;
+
+    /// Makes or ends what the step tells.
+    ///
+    /// # Errors
+    ///
+    /// The backend does not do so.
+    fn make(&mut self, step: Self::Step) -> Result<(), Self::Error>;
+}
+
 /// A backend on which the objects of a snapshot are being made again.
-pub struct Restoring<'a> {
+pub struct Restoring<'a, M> {
     backend: Arc<dyn Backend>,
+    maker: M,
     notes: &'a [u8],
 }
 
-impl Restoring<'_> {
-    /// Returns the backend that makes them.
-    pub fn objects(&self) -> &Arc<dyn Backend> {
-        &self.backend
+impl<M: Maker> Restoring<'_, M> {
+    /// Has an object made.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Maker::make`].
+    pub fn make(&mut self, step: M::Step) -> Result<(), M::Error> {
+        self.maker.make(step)
     }
 
     /// Goes on to the bytes, as all objects have been made.
-    pub fn made(self) -> Result<Filling, SnapshotError> {
-        self.role()?.restore_notes(self.notes)?;
-        Ok(Filling { backend: self.backend })
+    ///
+    /// # Errors
+    ///
+    /// The objects are not those that the notes tell of.
+    pub fn made(self) -> Result<Restored<M>, SnapshotError> {
+        restores(&*self.backend)?.restore_notes(self.notes)?;
+        Ok(Restored { filling: Filling { backend: self.backend }, maker: self.maker })
+    }
+}
+
+/// A backend that has the objects of a snapshot, and not all of their bytes as yet.
+pub struct Restored<M> {
+    filling: Filling,
+    maker: M,
+}
+
+impl<M: Maker> Restored<M> {
+    /// Returns what takes the bytes.
+    pub fn filling(&self) -> &Filling {
+        &self.filling
     }
 
-    fn role(&self) -> Result<&dyn Restore, SnapshotError> {
-        restores(&*self.backend)
+    /// Takes the notes of a later snapshot of the same devices: what has been made and ended there
+    /// since is to be made and ended here.
+    ///
+    /// # Errors
+    ///
+    /// What the backend has against the notes.
+    pub fn more(self, notes: &[u8]) -> Result<Changing<'_, M>, SnapshotError> {
+        restores(&*self.filling.backend)?.restore_more(notes)?;
+        Ok(Changing { restored: self, notes })
+    }
+
+    /// Waits for all bytes, and returns what uses the backend from now on.
+    ///
+    /// # Errors
+    ///
+    /// They have not arrived.
+    pub fn finish(self) -> Result<M, SnapshotError> {
+        restores(&*self.filling.backend)?.restore_end()?;
+        Ok(self.maker)
+    }
+}
+
+/// A backend that becomes what is in a later snapshot.
+pub struct Changing<'a, M> {
+    restored: Restored<M>,
+    notes: &'a [u8],
+}
+
+impl<M: Maker> Changing<'_, M> {
+    /// Has an object made or ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Maker::make`].
+    pub fn make(&mut self, step: M::Step) -> Result<(), M::Error> {
+        self.restored.maker.make(step)
+    }
+
+    /// Takes all pieces of that snapshot, whose bytes come next as far as they have changed: `None`
+    /// where the backend has not become what those are, and is good for nothing any more.
+    ///
+    /// What is in none of the pieces reads as zero from now on.
+    ///
+    /// # Errors
+    ///
+    /// What the backend has against the notes.
+    pub fn made(self, pieces: &[Piece]) -> Result<Option<Restored<M>>, SnapshotError> {
+        let backend = &*self.restored.filling.backend;
+        let is_made = restores(backend)?.restore_later(self.notes, pieces)?;
+        Ok(is_made.then_some(self.restored))
     }
 }
 
@@ -138,7 +280,7 @@ fn restores(backend: &dyn Backend) -> Result<&dyn Restore, SnapshotError> {
     backend.restores(Ordered(())).ok_or_else(lacks)
 }
 
-/// A backend that has the objects of a snapshot, and takes their bytes from several threads.
+/// What takes the bytes of a [`Restored`] backend's objects, from several threads.
 pub struct Filling {
     backend: Arc<dyn Backend>,
 }
@@ -178,26 +320,6 @@ impl Filling {
     /// Waits for all bytes that travel, and lets go of memory from [`Filling::take_held`].
     pub fn rest(&self) -> Result<(), SnapshotError> {
         restores(&*self.backend)?.restore_rest()
-    }
-
-    /// Takes the notes of a later snapshot of the same devices before what has been made and ended
-    /// there since is made and ended here.
-    pub fn more(&self, notes: &[u8]) -> Result<(), SnapshotError> {
-        restores(&*self.backend)?.restore_more(notes)
-    }
-
-    /// Takes the notes and all pieces of a later snapshot of the same devices, whose bytes come
-    /// next as far as they have changed: `false` where this backend has not become what those are.
-    ///
-    /// What is in none of the pieces reads as zero from now on.
-    pub fn later(&self, notes: &[u8], pieces: &[Piece]) -> Result<bool, SnapshotError> {
-        restores(&*self.backend)?.restore_later(notes, pieces)
-    }
-
-    /// Waits for all bytes, and returns the backend, for use.
-    pub fn finish(self) -> Result<Arc<dyn Backend>, SnapshotError> {
-        restores(&*self.backend)?.restore_end()?;
-        Ok(self.backend)
     }
 }
 

@@ -189,8 +189,8 @@ fn a_child_keeps_what_may_be_dropped_in_its_parent() {
         unsafe { libc::kill(pid, libc::SIGUSR1) };
         tell.recv().unwrap();
         begun.catch_up();
-        let stopped = begun.stop(&roots(), Patience::new(Duration::from_secs(10))).unwrap();
-        let captured = begun.capture(stopped).unwrap();
+        let stopped = begun.stop(&roots(), &[], Patience::new(Duration::from_secs(10))).unwrap();
+        let captured = begun.capture(stopped, &[]).unwrap();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap()
     });
     running.lines(2);

@@ -8,6 +8,7 @@ use kedge_process::{Options, RestartOptions, Roots, checkpoint};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, bring_back_by, build, reap};
@@ -80,7 +81,6 @@ impl Plugin for Fatal {
 /// Captures the job in a process of its own; whether that was killed.
 fn capture(pid: i32, image: &Path, fate: Fate) -> bool {
     std::fs::create_dir(image).unwrap();
-    let plugin: &'static Fatal = Box::leak(Box::new(Fatal(fate)));
     // SAFETY: the C library's fork makes its own locks usable in the child, which uses nothing of
     // this program's that another thread might hold, and ends by _exit.
     let supervisor = unsafe { libc::fork() };
@@ -93,7 +93,8 @@ fn capture(pid: i32, image: &Path, fate: Fate) -> bool {
                 libc::setrlimit(libc::RLIMIT_FSIZE, &limit);
             }
         }
-        let options = Options { plugins: vec![plugin], ..Options::new(image.to_owned()) };
+        let options =
+            Options { plugins: vec![Arc::new(Fatal(fate))], ..Options::new(image.to_owned()) };
         let captured = checkpoint(&Roots::These(vec![pid]), options);
         let done = captured.and_then(|c| c.finish(Manifest::new("test".into(), vec![], 1)));
         let told = done.as_ref().map_or_else(ToString::to_string, |_| String::new());

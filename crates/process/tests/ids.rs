@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, bring_back_by, build, reap, step};
@@ -51,7 +52,7 @@ impl Plugin for Busy {
     }
 }
 
-static BUSY: Busy = Busy { threads: 64, lasting: Duration::from_secs(5), first_ids: false };
+const BUSY: Busy = Busy { threads: 64, lasting: Duration::from_secs(5), first_ids: false };
 
 /// An image of the program with threads that have the smallest ids that there are, as the first
 /// ones in a container have.
@@ -74,7 +75,7 @@ fn image(folder: &Folder) -> PathBuf {
             std::thread::sleep(Duration::from_millis(1));
         }
         let roots = Roots::ChildrenOf { parent: 1, except: Vec::new() };
-        let options = Options { plugins: vec![&BUSY], ..Options::new(image.clone()) };
+        let options = Options { plugins: vec![Arc::new(BUSY)], ..Options::new(image.clone()) };
         let captured = checkpoint(&roots, options);
         let finished = captured.and_then(|it| it.finish(Manifest::new("test".into(), vec![], 1)));
         finished.map_err(|error| error.to_string())
@@ -96,11 +97,11 @@ fn image(folder: &Folder) -> PathBuf {
     image
 }
 
-fn with(image: &Path, busy: &'static Busy) -> RestartOptions {
-    RestartOptions { plugins: vec![busy], ..RestartOptions::new(image.into()) }
+fn with(image: &Path, busy: Busy) -> RestartOptions {
+    RestartOptions { plugins: vec![Arc::new(busy)], ..RestartOptions::new(image.into()) }
 }
 
-fn goes_on(image: &Path, busy: &'static Busy) {
+fn goes_on(image: &Path, busy: Busy) {
     let (said, status) = bring_back_by(with(image, busy), |_| {});
     assert_eq!(said.last().map(|line| step(line)), Some(STEPS));
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
@@ -110,20 +111,20 @@ fn goes_on(image: &Path, busy: &'static Busy) {
 fn nobody_else_gets_an_id_of_the_job() {
     let _alone = alone();
     let folder = Folder::new("ids");
-    goes_on(&image(&folder), &BUSY);
+    goes_on(&image(&folder), BUSY);
 }
 
 #[test]
 fn ids_that_are_about_to_be_free_are_waited_for() {
-    static BRIEF: Busy = Busy { lasting: Duration::from_millis(200), first_ids: true, ..BUSY };
-    static LASTING: Busy = Busy { first_ids: true, ..BUSY };
+    let brief = Busy { lasting: Duration::from_millis(200), first_ids: true, ..BUSY };
+    let lasting = Busy { first_ids: true, ..BUSY };
     let _alone = alone();
     let folder = Folder::new("ids-brief");
     let image = image(&folder);
-    let error = restart(&with(&image, &LASTING), |job| job.reap_all()).unwrap_err().to_string();
+    let error = restart(&with(&image, lasting), |job| job.reap_all()).unwrap_err().to_string();
     assert!(error.contains("cannot have its old id, which busy of process 1 has"), "{error}");
     reap();
-    goes_on(&image, &BRIEF);
+    goes_on(&image, brief);
 }
 
 #[test]

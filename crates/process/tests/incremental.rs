@@ -197,7 +197,7 @@ fn what_a_checkpoint_was_told_that_came_to_nothing_is_in_the_next() {
             let options = Options { tracker: Some(tracker.clone()), ..Options::new(folder) };
             let given_up = std::thread::spawn(move || {
                 let mut begun = Begun::new(options)?;
-                begun.survey(&roots())?;
+                begun.survey(&roots(), &[])?;
                 begun.watch(&roots())?;
                 begun.write_ahead(&roots())?;
                 if number < 2 {
@@ -248,7 +248,7 @@ fn one_that_asks_the_kernel_for_itself_ends_the_chain() {
             std::fs::create_dir(image(1)).unwrap();
             let given_up = std::thread::spawn(move || {
                 let mut begun = Begun::new(options)?;
-                begun.survey(&roots())?;
+                begun.survey(&roots(), &[])?;
                 begun.watch(&roots())?;
                 begun.write_ahead(&roots())
             });
@@ -327,7 +327,7 @@ fn a_program_that_maps_without_rest_can_move_its_memory() {
         let options = Options { tracker: Some(tracker.clone()), ..Options::new(image.clone()) };
         let begun = std::thread::spawn(move || {
             let mut begun = Begun::new(options)?;
-            begun.survey(&roots())?;
+            begun.survey(&roots(), &[])?;
             begun.watch(&roots())
         });
         begun.join().unwrap().unwrap();

@@ -69,7 +69,7 @@ impl Two {
         std::fs::create_dir(&image).unwrap();
         let together = apart.then(|| Arc::new(Others) as Arc<dyn Together>);
         let options = Options { together, ..Options::new(image) };
-        let surveyed = Begun::new(options).unwrap().survey(&Roots::These(roots));
+        let surveyed = Begun::new(options).unwrap().survey(&Roots::These(roots), &[]);
         surveyed.err().map(|error| error.to_string())
     }
 

@@ -11,6 +11,7 @@ use kedge_process::plugins::{
 use plugins_support::Scenario;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde_json::Value;
+use std::sync::Arc;
 
 #[derive(Debug)]
 struct Vsock;
@@ -53,7 +54,7 @@ impl Plugin for Vsock {
 }
 
 fn with_vsock<'a>(scenario: &'a Scenario) -> SurveyOptions<'a> {
-    SurveyOptions { more: vec![&Vsock], ..scenario.options() }
+    SurveyOptions { more: vec![Arc::new(Vsock)], ..scenario.options() }
 }
 
 #[test]
@@ -76,7 +77,7 @@ fn a_plugin_of_others_takes_what_the_table_does_not() {
     let error = saved.recreate(&options).unwrap_err();
     assert!(matches!(&error, PluginError::NoPlugin(name) if name == "vsock"), "{error}");
 
-    let options = RecreateOptions { more: vec![&Vsock], ..options };
+    let options = RecreateOptions { more: vec![Arc::new(Vsock)], ..options };
     let made = saved.recreate(&options).unwrap();
     let slot = saved.slots().iter().find(|slot| slot.fd == 10).unwrap();
     let fd = &made.descriptors[slot.description as usize];

@@ -86,7 +86,7 @@ fn holding(program: &Path, what: &str) -> Option<Running> {
 
 /// The job is not stopped for that, not even for a moment.
 fn refusal(begun: &mut Begun, roots: &Roots) -> Option<EngineError> {
-    begun.survey(roots).and_then(|()| begun.watch(roots)).err()
+    begun.survey(roots, &[]).and_then(|()| begun.watch(roots)).err()
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn what_cannot_be_saved_is_named_and_the_job_goes_on() {
             }
             None => {
                 assert!(!is_before, "{what} is not refused before the stop");
-                let stopped = begun.stop(&roots, Patience::new(Duration::from_secs(10)));
-                stopped.and_then(|stopped| begun.capture(stopped)).unwrap_err()
+                let stopped = begun.stop(&roots, &[], Patience::new(Duration::from_secs(10)));
+                stopped.and_then(|stopped| begun.capture(stopped, &[])).unwrap_err()
             }
         };
         let error = error.to_string();
@@ -145,7 +145,7 @@ fn a_thread_that_becomes_strict_meanwhile_is_named_and_the_job_goes_on() {
     let pid = running.child.id() as i32;
     let roots = Roots::These(vec![pid]);
     let mut begun = Begun::new(Options::new(image)).unwrap();
-    begun.survey(&roots).unwrap();
+    begun.survey(&roots, &[]).unwrap();
     begun.watch(&roots).unwrap();
     // SAFETY: the child is this test's own and not collected.
     unsafe { libc::kill(pid, libc::SIGUSR1) };
@@ -159,8 +159,8 @@ fn a_thread_that_becomes_strict_meanwhile_is_named_and_the_job_goes_on() {
         assert!(begin.elapsed() < Duration::from_secs(20), "it does not become strict");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let stopped = begun.stop(&roots, Patience::new(Duration::from_secs(10)));
-    let captured = stopped.and_then(|stopped| begun.capture(stopped));
+    let stopped = begun.stop(&roots, &[], Patience::new(Duration::from_secs(10)));
+    let captured = stopped.and_then(|stopped| begun.capture(stopped, &[]));
     let error = captured.unwrap_err().to_string();
     assert!(error.contains("strict mode"), "{error}");
     assert_eq!(running.lines(50).iter().filter(|line| *line == "there").count(), 50);

@@ -9,7 +9,7 @@ use kedge_process::{Arrivals, Next, Options, RestartOptions, Tracker, restart};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use support::kernel::tells_writes;
 use support::survive::{as_an_ordinary_user, counts_on};
 use support::{
@@ -32,8 +32,8 @@ fn standby(images: &[PathBuf]) -> RestartOptions {
     let [first, others @ .., last] = images else { panic!("{images:?}") };
     let others = others.iter().cloned().map(Next::Another);
     let all = others.chain([Next::Last(last.clone())]).collect();
-    let arrivals: &'static There = Box::leak(Box::new(There(Mutex::new(all))));
-    RestartOptions { arrivals: Some(arrivals), ..RestartOptions::new(first.clone()) }
+    let arrivals = There(Mutex::new(all));
+    RestartOptions { arrivals: Some(Arc::new(arrivals)), ..RestartOptions::new(first.clone()) }
 }
 
 fn capture(image: &Path, tracker: &Tracker) -> Manifest {
@@ -152,9 +152,8 @@ fn who_hears_of_no_other_image_is_gone() {
     let folder = Folder::new("standby-gone");
     let program = build(&folder, "step.c", &[]);
     let (_, images) = captured(&folder, Command::new(&program).arg("3000"), 1);
-    let arrivals: &'static There = Box::leak(Box::default());
-    let options =
-        RestartOptions { arrivals: Some(arrivals), ..RestartOptions::new(images[0].clone()) };
+    let arrivals = Some(Arc::new(There::default()) as Arc<dyn Arrivals>);
+    let options = RestartOptions { arrivals, ..RestartOptions::new(images[0].clone()) };
     let error = restart(&options, |_| {}).unwrap_err().to_string();
     assert!(error.contains("no image comes any more"), "{error}");
 }

@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::survive::as_an_ordinary_user;
@@ -323,11 +324,12 @@ impl Plugin for Failing {
 #[test]
 fn a_restart_that_fails_leaves_all_files_as_they_were() {
     let lost = Lost::new("fails");
-    for plugin in [&Failing { late: false }, &Failing { late: true }] {
+    for late in [false, true] {
         let before = lost.change();
-        let options = RestartOptions { plugins: vec![plugin], ..lost.options() };
+        let options =
+            RestartOptions { plugins: vec![Arc::new(Failing { late })], ..lost.options() };
         let error = restart(&options, |job| job.reap_all()).unwrap_err().to_string();
-        assert!(error.contains(if plugin.late { "late" } else { "early" }), "{error}");
+        assert!(error.contains(if late { "late" } else { "early" }), "{error}");
         lost.expect_old(&before, &error);
         reap();
     }
@@ -368,8 +370,8 @@ fn no_file_is_changed_before_the_job_may_run() {
     let before = lost.change();
     let file = lost.work("held");
     let held = fs::read(&file).unwrap();
-    let plugin: &'static Waiting = Box::leak(Box::new(Waiting { file, before: held }));
-    let options = RestartOptions { plugins: vec![plugin], ..lost.options() };
+    let plugin = Waiting { file, before: held };
+    let options = RestartOptions { plugins: vec![Arc::new(plugin)], ..lost.options() };
     let error = restart(&options, |job| job.reap_all()).unwrap_err().to_string();
     assert!(error.contains("as it was"), "{error}");
     lost.expect_old(&before, &error);

@@ -9,12 +9,13 @@ use crate::filling::Target;
 use crate::host::ProxyHost;
 use crate::moving::{Message, Reply, receive, receive_bytes, receive_saved, send, steps_between};
 use crate::rebuild::{alike, repeat_steps};
-use crate::record::Image;
+use crate::record::{Image, Step};
 use crate::saved::DevicePiece;
 use crate::taking::{Objects, Taking};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::note;
-use kedge_device::{Filling, NewBackend, Piece};
+use kedge_cuda_types::CuError;
+use kedge_device::{NewBackend, Piece, Restored};
 use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, VERSION};
 use kedge_wire::Text;
 use std::collections::HashMap;
@@ -58,8 +59,9 @@ pub(crate) struct Arriving<'a> {
 }
 
 struct Built {
-    dispatcher: Dispatcher,
-    filling: Filling,
+    restored: Restored<Dispatcher>,
+    /// The version of their driver.
+    driver: u32,
     /// If they are of another kind.
     crossing: Option<Crossing>,
     /// What has made them.
@@ -132,13 +134,14 @@ impl<'a> Arriving<'a> {
             Some(built) => self.become_later(built, saved)?,
         };
         let Some(built) = fits else { return Ok(false) };
-        let target = Target { filling: &built.filling, crossing: built.crossing.as_ref() };
+        let filling = built.restored.filling();
+        let target = Target { filling, crossing: built.crossing.as_ref() };
         let near = self.line.as_ref().filter(|_| built.crossing.is_none());
-        let near = near.filter(|_| built.filling.takes_held().unwrap_or(false));
+        let near = near.filter(|_| filling.takes_held().unwrap_or(false));
         send(stream, &if near.is_some() { Reply::Near {} } else { Reply::Done {} })?;
         let mut taking = Taking { objects, target, near: near.map(AsFd::as_fd) };
         while taking.one(stream, &mut self.buffer)? {}
-        built.filling.rest()?;
+        built.restored.filling().rest()?;
         self.built = Some(built);
         Ok(true)
     }
@@ -186,17 +189,20 @@ impl<'a> Arriving<'a> {
         alike(&saved.devices, &built.devices(), software)?;
         let crossing = Crossing::between(saved, &config.gpu)?;
         let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
-        let restoring = built.begin_restore(notes)?;
-        let backend = Arc::clone(restoring.objects());
-        // It lasts as long as this process, which ends by itself where the move fails: what a
-        // backend clears as it ends may lie in the shared arena, which is the client's and in use.
-        std::mem::forget(Arc::clone(&backend));
-        self.host.set_backend(&backend);
-        let own = self.socket.try_clone().map_err(RestoreError::Socket)?;
-        let mut dispatcher = Dispatcher::new(backend, self.host.clone(), own);
-        self.repeat(&saved.steps, saved, &mut dispatcher)?;
-        let filling = restoring.made()?;
-        Ok(Built { dispatcher, filling, crossing, steps: saved.steps.to_vec() })
+        let driver = built.driver_version();
+        let new = |backend| {
+            // It lasts as long as this process, which ends by itself where the move fails: what a
+            // backend clears as it ends may lie in the shared arena, which is the client's and in
+            // use.
+            std::mem::forget(Arc::clone(&backend));
+            self.host.set_backend(&backend);
+            let own = self.socket.try_clone().map_err(RestoreError::Socket)?;
+            Ok::<_, RestoreError>(Dispatcher::new(backend, self.host.clone(), own))
+        };
+        let mut restoring = built.begin_restore(notes, new)?;
+        self.repeat(&saved.steps, saved, driver, |step| restoring.make(step))?;
+        let restored = restoring.made()?;
+        Ok(Built { restored, driver, crossing, steps: saved.steps.to_vec() })
     }
 
     /// Makes and ends what has been made and ended since; `None` where that does not lead to what
@@ -212,8 +218,9 @@ impl<'a> Arriving<'a> {
         }
         let crossing = built.crossing.as_ref();
         let notes = crossing.map_or(&saved.notes[..], |crossing| &crossing.notes);
-        built.filling.more(notes)?;
-        if let Err(error) = self.repeat(&steps, saved, &mut built.dispatcher) {
+        let Built { restored, driver, .. } = built;
+        let mut changing = restored.more(notes)?;
+        if let Err(error) = self.repeat(&steps, saved, driver, |step| changing.make(step)) {
             note!(self.host.log, "a move takes another proxy: {error}");
             return Ok(None);
         }
@@ -222,30 +229,30 @@ impl<'a> Arriving<'a> {
         if let Some(crossing) = crossing {
             pieces = crossing.pieces(&pieces)?;
         }
-        let fits = built.filling.later(notes, &pieces)?;
-        built.steps = saved.steps.to_vec();
-        Ok(fits.then_some(built))
+        let restored = changing.made(&pieces)?;
+        let (crossing, steps) = (built.crossing, saved.steps.to_vec());
+        Ok(restored.map(|restored| Built { restored, driver, crossing, steps }))
     }
 
     fn repeat(
         &self,
         steps: &[SavedStep],
         saved: &SavedProxy,
-        dispatcher: &mut Dispatcher,
+        driver: u32,
+        make: impl FnMut(Step) -> Result<(), CuError>,
     ) -> Result<(), RestoreError> {
         let missing = || RestoreError::Damaged("a module without an image");
-        repeat_steps(steps.iter(), saved, dispatcher, |number| {
+        repeat_steps(steps.iter(), saved, driver, make, |number| {
             self.images.get(&number).cloned().ok_or_else(missing)
         })
     }
 
     /// All is there: the devices are the client's as soon as its ring is.
     fn finish(self, saved: SavedProxy) -> Result<Arrived, RestoreError> {
-        let Some(Built { dispatcher, filling, .. }) = self.built else {
+        let Some(Built { restored, .. }) = self.built else {
             return Err(LineError::Order.into());
         };
-        filling.finish()?;
-        Ok(Arrived { dispatcher, saved })
+        Ok(Arrived { dispatcher: restored.finish()?, saved })
     }
 }
 

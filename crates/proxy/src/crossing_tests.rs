@@ -6,7 +6,9 @@ use crate::host::ProxyHost;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::portable::{PlacedVariable, Portable};
-use kedge_device::{Backend, Code, Filling, NewBackend, Object, Restoring, snapshots};
+use kedge_device::{
+    Backend, Code, Filling, Maker, NewBackend, Object, Restoring, SnapshotError, snapshots,
+};
 use kedge_device_soft::device::{SoftBackend, SoftConfig};
 use kedge_protocol::{CtxId, Dim3, EventId, KernelRef, Launch, ModuleId, StreamId, StreamOp};
 use kedge_wire::{Bytes, List};
@@ -65,17 +67,45 @@ fn device() -> NewBackend {
     NewBackend::new(backend)
 }
 
-/// Begins a restart: a context, its streams and events, a slab.
-fn begin(notes: &[u8]) -> (Restoring<'_>, Arc<dyn Backend>) {
-    let restoring = device().begin_restore(notes).unwrap();
-    let backend = Arc::clone(restoring.objects());
-    backend.create_context(CTX, 0, StreamId(1)).unwrap();
-    backend.create_stream(STREAM, CTX, true, 0).unwrap();
-    for event in [EventId(1), EventId(2)] {
-        backend.create_event(event, CTX, true, false).unwrap();
+/// What uses a backend, and makes on it what it is told.
+struct Client(Arc<dyn Backend>);
+
+type Making<'a> = Restoring<'a, Client>;
+
+impl Maker for Client {
+    type Step = Box<dyn FnOnce(&dyn Backend)>;
+    type Error = SnapshotError;
+
+    fn make(&mut self, step: Self::Step) -> Result<(), SnapshotError> {
+        step(&*self.0);
+        Ok(())
     }
-    backend.grant(0, device_base(0), 2 << 20).unwrap();
-    (restoring, backend)
+}
+
+fn make(restoring: &mut Making<'_>, step: impl FnOnce(&dyn Backend) + 'static) {
+    restoring.make(Box::new(step)).unwrap();
+}
+
+/// Begins a restart: a context, its streams and events, a slab.
+fn begin(notes: &[u8]) -> Making<'_> {
+    let client = |backend| Ok::<_, SnapshotError>(Client(backend));
+    let mut restoring = device().begin_restore(notes, client).unwrap();
+    make(&mut restoring, |backend| {
+        backend.create_context(CTX, 0, StreamId(1)).unwrap();
+        backend.create_stream(STREAM, CTX, true, 0).unwrap();
+        for event in [EventId(1), EventId(2)] {
+            backend.create_event(event, CTX, true, false).unwrap();
+        }
+        backend.grant(0, device_base(0), 2 << 20).unwrap();
+    });
+    restoring
+}
+
+fn load(restoring: &mut Making<'_>) {
+    make(restoring, |backend| {
+        backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
+        backend.kernel(MODULE, 0, "k").unwrap();
+    });
 }
 
 fn restore(filling: &Filling, crossing: &Crossing, object: &Object, start: u64, bytes: &[u8]) {
@@ -122,16 +152,17 @@ fn saved(backend: &dyn Backend, at: u64) -> u32 {
 fn a_client_of_a_gpu_goes_on_on_a_software_device() {
     let crossing = Crossing::new(&notes(), true).unwrap();
     let out = device_base(0) + 4096;
-    let (restoring, backend) = begin(&crossing.notes);
-    assert!(backend.devices().iter().all(|device| !device.exact), "as the client was told");
-    backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
-    backend.kernel(MODULE, 0, "k").unwrap();
-    let filling = restoring.made().unwrap();
+    let mut restoring = begin(&crossing.notes);
+    make(&mut restoring, |backend| {
+        assert!(backend.devices().iter().all(|device| !device.exact), "as the client was told");
+    });
+    load(&mut restoring);
+    let restored = restoring.made().unwrap();
     let counter = Object::Variable { module: MODULE, name: "counter".to_owned() };
-    restore(&filling, &crossing, &counter, 0, &5_u32.to_le_bytes());
+    restore(restored.filling(), &crossing, &counter, 0, &5_u32.to_le_bytes());
     // Nobody has told of this allocation: slabs are valid as a whole.
-    restore(&filling, &crossing, &Object::Memory, out, &7_u32.to_le_bytes());
-    drop(filling.finish().unwrap());
+    restore(restored.filling(), &crossing, &Object::Memory, out, &7_u32.to_le_bytes());
+    let Client(backend) = restored.finish().unwrap();
     assert_eq!(backend.global(MODULE, "counter").unwrap().addr, PLACED);
     let placing = backend.placing().unwrap();
     assert_eq!(placing.check_placed(CTX, PLACED, 4), Ok(()));
@@ -142,15 +173,18 @@ fn a_client_of_a_gpu_goes_on_on_a_software_device() {
     // From here on it is a software device's: another one takes over.
     let notes = snapshots(&*backend).unwrap().snapshot(None).unwrap().notes();
     drop(backend);
-    let (restoring, backend) = begin(&notes);
-    backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
-    backend.kernel(MODULE, 0, "k").unwrap();
-    let filling = restoring.made().unwrap();
-    filling.put(&Object::Memory, PLACED, &8_u32.to_le_bytes()).unwrap();
-    filling.put(&Object::Memory, PLACED + 256, &PLACED.to_le_bytes()).unwrap();
-    let number = backend.global(MODULE, "number").unwrap().addr;
-    filling.put(&Object::Memory, number, &30_u32.to_le_bytes()).unwrap();
-    drop(filling.finish().unwrap());
+    let mut restoring = begin(&notes);
+    load(&mut restoring);
+    let (tell, told) = mpsc::channel();
+    make(&mut restoring, move |backend| {
+        tell.send(backend.global(MODULE, "number").unwrap().addr).unwrap();
+    });
+    let restored = restoring.made().unwrap();
+    let put = |at, bytes: &[u8]| restored.filling().put(&Object::Memory, at, bytes).unwrap();
+    put(PLACED, &8_u32.to_le_bytes());
+    put(PLACED + 256, &PLACED.to_le_bytes());
+    put(told.recv().unwrap(), &30_u32.to_le_bytes());
+    let Client(backend) = restored.finish().unwrap();
     run(&*backend, out);
     assert_eq!(saved(&*backend, out), 38);
     drop(backend);
@@ -159,7 +193,8 @@ fn a_client_of_a_gpu_goes_on_on_a_software_device() {
 
 /// In the same test: the address ranges are one backend's at a time.
 fn what_only_a_gpu_reads_is_refused(crossing: &Crossing) {
-    let (_restoring, backend) = begin(&crossing.notes);
-    let refused = backend.load_module(CTX, MODULE, Code::Whole(POINTERS.into())).unwrap_err();
-    assert!(refused.message.contains("calls functions by pointers"), "{}", &*refused.message);
+    make(&mut begin(&crossing.notes), |backend| {
+        let refused = backend.load_module(CTX, MODULE, Code::Whole(POINTERS.into())).unwrap_err();
+        assert!(refused.message.contains("calls functions by pointers"), "{}", &*refused.message);
+    });
 }

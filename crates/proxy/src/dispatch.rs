@@ -13,7 +13,7 @@ use kedge_control::sharing::What;
 use kedge_control::{error, warn};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
-use kedge_device::{Backend, Done, Placing, SnapshotError};
+use kedge_device::{Backend, Done, Maker, Placing, SnapshotError};
 use kedge_protocol::{
     Call, CtxId, Elapsed, GraphExecId, MemHandleId, Message, PeerName, Post, Status, StreamId,
 };
@@ -497,7 +497,7 @@ impl Dispatcher {
     }
 
     /// Does a step of a restart: what a client once asked for.
-    pub(crate) fn repeat(&mut self, step: Step) -> Result<(), CuError> {
+    fn repeat(&mut self, step: Step) -> Result<(), CuError> {
         match step {
             Step::Module { ctx, module, code } => {
                 let loaded = self.load_code(ctx, module, code);
@@ -508,6 +508,10 @@ impl Dispatcher {
                 })
             }
             Step::Message { message: Message::Post { post }, .. } => {
+                // Work, and what no record holds.
+                if !Record::wants(&post) {
+                    return Err(CuError::NOT_SUPPORTED);
+                }
                 let kept = post.clone();
                 self.run_post(post)?;
                 if let Post::EventCreate { event, .. } = kept {
@@ -578,6 +582,16 @@ impl Dispatcher {
             answer(&host, to, &status(host.faults.check(ctx).and(result)));
             host.waiting.fetch_sub(1, Ordering::SeqCst);
         })
+    }
+}
+
+/// Until a restart is over, a dispatcher does the steps of the record alone.
+impl Maker for Dispatcher {
+    type Step = Step;
+    type Error = CuError;
+
+    fn make(&mut self, step: Step) -> Result<(), CuError> {
+        self.repeat(step)
     }
 }
 

@@ -6,12 +6,13 @@ use crate::fake::Fake;
 use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::local::Local;
+use crate::record::Step;
 use crate::serve::execute_all;
 use crate::watch;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::SHARED_BASE;
-use kedge_device::Backend;
+use kedge_device::{Backend, Maker};
 use kedge_device_nvidia::CacheLimits;
 use kedge_protocol::*;
 use kedge_transport::Client;
@@ -284,4 +285,28 @@ fn devices_rest_when_the_client_has_read_its_welcome() {
     assert!(!dispatcher.at_rest());
     clients.read_exact(&mut [0; 7]).unwrap();
     assert!(dispatcher.at_rest());
+}
+
+/// An image may say anything.
+#[test]
+fn work_is_no_step_of_a_restart() {
+    let (_client, server) = kedge_transport::pair().unwrap();
+    let memory = ClientMemory::new(std::process::id());
+    let log = Arc::new(JobLog::none());
+    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log, None));
+    let fake = Fake::new(host.clone());
+    let ran = fake.ran.clone();
+    let backend: Arc<dyn Backend> = fake;
+    host.set_backend(&backend);
+    let socket = server.socket().try_clone_to_owned().unwrap();
+    let mut dispatcher = Dispatcher::new(backend, host, socket);
+    let mut make = |post| {
+        let message = Message::Post { post };
+        Maker::make(&mut dispatcher, Step::Message { message, result: 0 })
+    };
+    let stream = Post::StreamCreate { stream: STREAM, ctx: CTX, blocking: true, priority: 0 };
+    assert_eq!(make(stream), Ok(()));
+    let op = StreamOp::WriteValue { addr: 0, value: 10, wide: false };
+    assert_eq!(make(Post::Enqueue { stream: STREAM, op }), Err(CuError::NOT_SUPPORTED));
+    assert_eq!(ran.load(Ordering::SeqCst), 0);
 }

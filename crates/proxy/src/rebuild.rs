@@ -16,7 +16,7 @@ use crate::remedy;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::note;
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Code, Host, NewBackend};
+use kedge_device::{Code, Host, NewBackend};
 use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
@@ -47,21 +47,25 @@ impl Here<'_> {
         alike(&saved.devices, &built.devices(), software)?;
         let crossing = Crossing::between(saved, &config.gpu)?;
         let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
-        let restoring = built.begin_restore(notes)?;
-        let backend = Arc::clone(restoring.objects());
-        host.set_backend(&backend);
-        let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), socket);
-        let resumed = dispatcher.sharing.resume(&saved.sharing);
-        resumed.map_err(|source| not_made("what it shares", source, saved, &*backend))?;
-        repeat(layers, saved, &mut dispatcher)?;
-        let filling = restoring.made()?;
+        let driver = built.driver_version();
+        let new = |backend| {
+            host.set_backend(&backend);
+            let mut dispatcher = Dispatcher::new(backend, host.clone(), socket);
+            let resumed = dispatcher.sharing.resume(&saved.sharing);
+            resumed.map_err(|source| not_made("what it shares", source, saved, driver))?;
+            Ok::<_, RestoreError>(dispatcher)
+        };
+        let mut restoring = built.begin_restore(notes, new)?;
+        repeat(layers, saved, driver, |step| restoring.make(step))?;
+        let restored = restoring.made()?;
         phases.over("objects");
+        let filling = restored.filling();
         let mut placed = HashSet::new();
         if let Some(parts) = parts {
-            placed = hold::fill(layers.file(0), saved, parts, &filling)?;
+            placed = hold::fill(layers.file(0), saved, parts, filling)?;
         }
-        fill(layers, saved, &placed, &Target { filling: &filling, crossing: crossing.as_ref() })?;
-        filling.finish()?;
+        fill(layers, saved, &placed, &Target { filling, crossing: crossing.as_ref() })?;
+        let dispatcher = restored.finish()?;
         phases.over("bytes");
         note!(host.log, "brought back in {}", phases.told());
         tell_host(saved, host);
@@ -99,25 +103,27 @@ pub(crate) fn alike(
     difference.map_or(Ok(()), refused)
 }
 
-/// Makes everything again, in order.
+/// Has everything made again, in order, on devices of the driver of that version.
 fn repeat(
     layers: &Layers,
     saved: &SavedProxy,
-    dispatcher: &mut Dispatcher,
+    driver: u32,
+    make: impl FnMut(Step) -> Result<(), CuError>,
 ) -> Result<(), RestoreError> {
     let lengths = saved.objects.iter().filter_map(|(number, object)| match object {
         SavedObject::Image { bytes } => Some((*number, *bytes)),
         _ => None,
     });
     let mut images = Images { layers, lengths: lengths.collect(), known: HashMap::new() };
-    repeat_steps(memory_first(&saved.steps), saved, dispatcher, |number| images.get(number))
+    repeat_steps(memory_first(&saved.steps), saved, driver, make, |number| images.get(number))
 }
 
-/// Does these steps again, whose modules have the images that `image` gives.
+/// Has `make` do these steps again, whose modules have the images that `image` gives.
 pub(crate) fn repeat_steps<'a>(
     steps: impl Iterator<Item = &'a SavedStep>,
     saved: &SavedProxy,
-    dispatcher: &mut Dispatcher,
+    driver: u32,
+    mut make: impl FnMut(Step) -> Result<(), CuError>,
     mut image: impl FnMut(u64) -> Result<Image, RestoreError>,
 ) -> Result<(), RestoreError> {
     for step in steps {
@@ -134,19 +140,13 @@ pub(crate) fn repeat_steps<'a>(
                 ("a linked module", Step::Module { ctx, module, code })
             }
         };
-        let made = dispatcher.repeat(step);
-        made.map_err(|source| not_made(what, source, saved, &*dispatcher.shared_backend()))?;
+        make(step).map_err(|source| not_made(what, source, saved, driver))?;
     }
     Ok(())
 }
 
-pub(crate) fn not_made(
-    what: &'static str,
-    source: CuError,
-    saved: &SavedProxy,
-    backend: &dyn Backend,
-) -> RestoreError {
-    let remedy = remedy::of(what, source, saved, backend.driver_version());
+fn not_made(what: &'static str, source: CuError, saved: &SavedProxy, driver: u32) -> RestoreError {
+    let remedy = remedy::of(what, source, saved, driver);
     RestoreError::Step { what, source, remedy }
 }
 

@@ -20,7 +20,7 @@ use crate::job::parts::Parts;
 use crate::job::policy::JobGpu;
 use crate::job::postscript::{Ended, Postscript};
 use crate::job::program::Program;
-use crate::job::rank::{self, Open, RankError, Seat};
+use crate::job::rank::{self, Link, Open, RankError, Seat};
 use crate::job::spec::{JobSpec, RunError};
 use crate::job::tally::Tally;
 use crate::job::turn::{Starting, Turn};
@@ -38,6 +38,7 @@ use crate::services::warm::{Kind, Own, Sources};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::{error, note, warn};
 use kedge_image::Devices;
+use kedge_process::plugins::RestoredFiles;
 use kedge_process::{Roots, Tracker};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -203,11 +204,13 @@ fn supervise(
     let stopped = recovery.clone();
     warden_stops(&recovery, move || stopped.lose(Loss::Others))?;
     let ranks = Ranks::of(joint.as_ref(), &spec.policy, dir);
-    let checkpointer = checkpointer_of(spec, name, joint, dir, roots, &proxies, &recovery);
+    let rank = rank.map(|(seat, open)| rank::serve(&seat, open, &log)).transpose()?;
+    let (rank, end) = rank.unzip();
+    let parts = (joint, rank);
+    let checkpointer = checkpointer_of(spec, name, parts, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.turn.start();
     serve_control(dir, &checkpointer, &starting);
-    let end = rank.map(|(seat, open)| rank::serve(&seat, open, &log)).transpose()?;
     // Where SIGTERM reaches all processes of a step, the job is to be there when it is captured.
     let withheld = ranks.as_ref().and(spec.policy.on_term).map(|_| libc::SIGTERM);
     let program = match Program::start(spec, name, dir, (&signals, withheld), end) {
@@ -298,7 +301,7 @@ fn warden_stops(
 fn checkpointer_of(
     spec: &JobSpec,
     name: &JobName,
-    joint: Option<Joint>,
+    (joint, rank): (Option<Joint>, Option<Arc<Link>>),
     dir: &JobDir,
     roots: Roots,
     proxies: &Proxies,
@@ -326,9 +329,11 @@ fn checkpointer_of(
         keeper: At::of(dir),
         tracker: Tracker::default(),
         followed: Mutex::default(),
+        restored: RestoredFiles::default(),
         home: dir.path().to_owned(),
         life: new_life(),
         joint: joint.map(OnceLock::from).unwrap_or_default(),
+        rank,
         launches: Arc::default(),
         over: AtomicBool::new(false),
     })

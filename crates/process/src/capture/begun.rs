@@ -9,7 +9,7 @@ use crate::clocks::Clocks;
 use crate::kernel::{self, Stops};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
-use crate::plugins::{self, FileContents, Ipc, Passing, Places};
+use crate::plugins::{self, FileContents, Ipc, Passing, Places, Plugin};
 use crate::state::{Ids, JobState};
 use crate::stop::{self, Patience, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
@@ -54,11 +54,11 @@ impl Begun {
         Ok(Begun { options, machine, objects_file, once, session, surveyed, places })
     }
 
-    /// Tells what of the processes of `roots` cannot be saved, before anything is stopped: not to
-    /// be done while plugins cannot tell what is theirs.
-    pub fn survey(&mut self, roots: &Roots) -> Result<(), EngineError> {
+    /// Tells what of the processes of `roots` cannot be saved, before anything is stopped. `late`:
+    /// plugins that are asked before those of the options.
+    pub fn survey(&mut self, roots: &Roots, late: &[Arc<dyn Plugin>]) -> Result<(), EngineError> {
         self.surveyed = true;
-        survey_ahead(roots, &self.options)?;
+        survey_ahead(roots, &self.options, late)?;
         if self.options.together.is_some() { elsewhere::refuse(roots) } else { Ok(()) }
     }
 
@@ -87,7 +87,8 @@ impl Begun {
         if self.options.contents == FileContents::Save {
             let own = self.options.folder.clone();
             let except = self.options.except.iter().cloned().chain([own]).collect();
-            self.places = Places::of(&stop::alive(roots), except);
+            let restored = self.options.restored.clone();
+            self.places = Places::of(&stop::alive(roots), except, restored);
         }
         Ok(())
     }
@@ -105,12 +106,20 @@ impl Begun {
     /// Stops the processes of `roots` within `patience`, or none. To be called on a thread of its
     /// own: it traces, and its end lets go of whatever was stuck in the kernel.
     ///
+    /// `late`: plugins of what had to be brought to rest before they could be made. They are asked
+    /// before those of the options, where nobody has looked at the job so far.
+    ///
     /// # Errors
     /// [`EngineError::WouldNotStop`]: a thread waits in the kernel for something that stands still
     /// itself. All of them go on, and it may be tried again.
-    pub fn stop(&mut self, roots: &Roots, patience: Patience<'_>) -> Result<Stopped, EngineError> {
+    pub fn stop(
+        &mut self,
+        roots: &Roots,
+        late: &[Arc<dyn Plugin>],
+        patience: Patience<'_>,
+    ) -> Result<Stopped, EngineError> {
         if !self.surveyed {
-            self.survey(roots)?;
+            self.survey(roots, late)?;
         }
         let together = self.options.together.as_deref();
         together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
@@ -128,8 +137,14 @@ impl Begun {
 
     /// Captures a job. It runs again when this returns, whatever it returns, unless it is to be
     /// held. A job that cannot be captured is not harmed. To be called on the thread that has
-    /// stopped it. The job's standard streams must be the caller's.
-    pub fn capture(self, stopped: Stopped) -> Result<Captured, EngineError> {
+    /// stopped it. The job's standard streams must be the caller's. `late`: as of [`Begun::stop`],
+    /// of what rests now. A plugin that is left out takes nothing, and what it would have taken is
+    /// saved as any other descriptor, or refused.
+    pub fn capture(
+        self,
+        stopped: Stopped,
+        late: &[Arc<dyn Plugin>],
+    ) -> Result<Captured, EngineError> {
         let Stopped { job: mut stopped, since: begin } = stopped;
         let Begun { options, machine, objects_file, once, mut session, mut places, .. } = self;
         let together = options.together.as_deref();
@@ -140,7 +155,7 @@ impl Begun {
         let mappings = mappings(&stopped)?;
         aio::settle(&stopped, &mappings)?;
         rings::settle(&mut stopped, &mappings)?;
-        let survey = survey(&pids, &options, true)?;
+        let survey = survey(&pids, &options, late, true)?;
         let descriptors = {
             let others = together.and_then(Together::others);
             survey.save_on(&options.folder, session.base(), &mappings, others)?
@@ -172,7 +187,7 @@ impl Begun {
         let clocks = Clocks::now();
         let shared = objects.hold(&mut session.shared, &objects_file, options.codec)?;
         session.shared.goes_on();
-        plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
+        survey.captured()?;
         let captured = together.map(|others| others.captured(pids.len()));
         captured.transpose().map_err(EngineError::Together)?;
         let standing = if options.hold {

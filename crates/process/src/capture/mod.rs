@@ -40,7 +40,8 @@ use crate::freeze::FrozenClone;
 use crate::lineage::{self, Misplaced};
 
 use crate::plugins::{
-    FileContents, More, Passing, PluginError, Refusal, Saved, Survey, SurveyOptions,
+    FileContents, Passing, Plugin, PluginError, Plugins, Refusal, RestoredFiles, Saved, Survey,
+    SurveyOptions,
 };
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
@@ -79,8 +80,9 @@ pub struct Options {
     pub file_limit: u64,
     /// The processes stay stopped when they are captured: see [`Captured::stand`].
     pub hold: bool,
-    /// Plugins of others, asked before kedge's own.
-    pub plugins: More,
+    /// Plugins of others, asked before kedge's own. Those that can be made only when what they save
+    /// is at rest are given to [`Begun::stop`] and [`Begun::capture`].
+    pub plugins: Plugins,
     /// What follows the job's memory from checkpoint to checkpoint, if its images are to build on
     /// each other.
     pub tracker: Option<Tracker>,
@@ -102,6 +104,8 @@ pub struct Options {
     /// Folders of whoever captures: what lies in there is no file of the job's. The image's is
     /// among them anyway.
     pub except: Vec<PathBuf>,
+    /// The job's files that a restart has brought back ([`Rebuilt::restored`](crate::Rebuilt)).
+    pub restored: RestoredFiles,
     /// Counts the memory that is stored.
     pub meter: Arc<Meter>,
 }
@@ -111,7 +115,7 @@ impl Options {
     pub fn new(folder: PathBuf) -> Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
-        let (hold, plugins, tracker, other, full) = (false, More::new(), None, None, false);
+        let (hold, plugins, tracker, other, full) = (false, Plugins::new(), None, None, false);
         let (whole, ahead, together, servants) = (None, None, None, None);
         Options {
             folder,
@@ -129,6 +133,7 @@ impl Options {
             ahead,
             together,
             except: Vec::new(),
+            restored: RestoredFiles::default(),
             meter: Arc::default(),
         }
     }
@@ -193,36 +198,45 @@ enum Memory {
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
     let time = options.patience;
     let mut begun = Begun::new(options)?;
-    begun.survey(roots)?;
+    begun.survey(roots, &[])?;
     begun.watch(roots)?;
     begun.write_ahead(roots)?;
     begun.catch_up();
-    let stopped = begun.stop(roots, Patience::new(time))?;
-    begun.capture(stopped)
+    let stopped = begun.stop(roots, &[], Patience::new(time))?;
+    begun.capture(stopped, &[])
 }
 
 /// What the processes hold open, and who is to save it; `still`: they are stopped.
-fn survey(pids: &[i32], options: &Options, still: bool) -> Result<Survey<'static>, EngineError> {
+fn survey(
+    pids: &[i32],
+    options: &Options,
+    late: &[Arc<dyn Plugin>],
+    still: bool,
+) -> Result<Survey<'static>, EngineError> {
     // SAFETY: the standard streams are never closed. One that is not open is no stream.
     let stream =
         |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
     let streams = [stream(0), stream(1), stream(2)];
     let (contents, limit) = (options.contents, options.file_limit);
-    let more = options.plugins.clone();
+    let more = late.iter().chain(&options.plugins).cloned().collect();
     let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit, still, more });
     Ok(survey.map_err(PluginError::Survey)?)
 }
 
 /// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
 /// stopped job is looked at again.
-fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+fn survey_ahead(
+    roots: &Roots,
+    options: &Options,
+    late: &[Arc<dyn Plugin>],
+) -> Result<(), EngineError> {
     /// Looks at what may be otherwise in a moment: a process that is becoming another program has
     /// for that long a first thread that has ended, one that has just mapped a file may remove its
     /// name, and children may be about to lead sessions.
     const LOOKS: usize = 5;
     const PAUSE: Duration = Duration::from_millis(3);
     for _ in 1..LOOKS {
-        match look_ahead(roots, options) {
+        match look_ahead(roots, options, late) {
             Err(EngineError::Descriptors(PluginError::Survey(refusals)))
                 if refusals.iter().any(|refusal| refusal.fd.is_none()) => {}
             Err(EngineError::Unsupported { .. } | EngineError::NoEntry { .. }) => {
@@ -231,12 +245,16 @@ fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
             other => return other,
         }
     }
-    look_ahead(roots, options)
+    look_ahead(roots, options, late)
 }
 
-fn look_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+fn look_ahead(
+    roots: &Roots,
+    options: &Options,
+    late: &[Arc<dyn Plugin>],
+) -> Result<(), EngineError> {
     refuse::ahead(roots)?;
-    match survey(&stop::alive(roots), options, false) {
+    match survey(&stop::alive(roots), options, late, false) {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
             let remain = stop::alive(roots);
             let holds = |refusal: &Refusal| {

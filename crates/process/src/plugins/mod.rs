@@ -1,7 +1,8 @@
 //! Descriptors: what a job's processes hold open, saved from outside and made again.
 //!
-//! The engine knows no resource. A [`Plugin`] knows one kind of descriptor, and [`table`] lists
-//! them all; docs/plugins.md shows how to add one. The engine's side has three moments:
+//! The engine knows no resource. A [`Plugin`] knows one kind of descriptor, and [`built_in`]
+//! makes kedge's own; docs/plugins.md shows how to add one. A checkpoint or a restart has plugins of
+//! its own, values that end with it. The engine's side has three moments:
 //!
 //! 1. [`Survey::of`], before anything is stopped: every open file description of the job, and who
 //!    takes it. What cannot be saved is a [`Refusal`] that names it.
@@ -53,6 +54,7 @@ pub use changes::{Moment, Settled, home_of, settle, settle_all, settle_in};
 pub(crate) use changes::{new_path, reach, remove_socket};
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
+pub use files::RestoredFiles;
 pub(crate) use files::{Passing, Places, look as look_at_files};
 pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};
@@ -68,6 +70,7 @@ pub(crate) use sysv::{Ipc, segment_bytes};
 pub use world::{Argument, InjectedCall, World};
 
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Whether a plugin takes an open file description.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +89,11 @@ impl Claim {
 
 /// What knows one kind of descriptor. Each plugin saves all descriptions of its kind together, so
 /// that what they share (a pipe between its ends) is saved once.
-pub trait Plugin: Sync + std::fmt::Debug {
+///
+/// A plugin is made for one checkpoint or one restart, with all that it needs, and keeps what it
+/// has to know from one of these functions to the next. What a restart's knows is in the job's init
+/// as well, which is a copy of the process that restarts the job.
+pub trait Plugin: Send + Sync + std::fmt::Debug {
     /// What it provides: its name in the image, in refusals and in `requires`.
     fn name(&self) -> &'static str;
 
@@ -156,51 +163,52 @@ pub trait Plugin: Sync + std::fmt::Debug {
     }
 }
 
-/// Every plugin. The order is that of claiming: the special before the general.
-pub fn table() -> &'static [&'static dyn Plugin] {
-    &[
-        &streams::Streams,
-        &locks::Locks,
-        &own::Own,
-        &pty::Ptys,
-        &devices::Devices,
-        &pipes::Pipes,
-        &memory::Memory,
-        &leases::Leases,
-        &mqueue::Queues,
-        &unix::Unix,
-        &inet::Inet,
-        &raw::Raw,
-        &netlink::Netlink,
-        &eventfd::Eventfd,
-        &timerfd::Timerfd,
-        &signalfd::Signalfd,
-        &pidfd::Pidfd,
-        &inotify::Inotify,
-        &rings::Rings,
-        &epoll::Epoll,
-        &files::Files,
-        &sysv::Sysv,
+/// The plugins of one checkpoint or one restart.
+pub type Plugins = Vec<Arc<dyn Plugin>>;
+
+/// Makes kedge's own plugins. The order is that of claiming: the special before the general.
+pub fn built_in() -> Plugins {
+    vec![
+        Arc::new(streams::Streams),
+        Arc::new(locks::Locks),
+        Arc::new(own::Own),
+        Arc::new(pty::Ptys),
+        Arc::new(devices::Devices),
+        Arc::new(pipes::Pipes),
+        Arc::new(memory::Memory),
+        Arc::new(leases::Leases),
+        Arc::new(mqueue::Queues),
+        Arc::new(unix::Unix),
+        Arc::new(inet::Inet),
+        Arc::new(raw::Raw),
+        Arc::new(netlink::Netlink),
+        Arc::new(eventfd::Eventfd),
+        Arc::new(timerfd::Timerfd),
+        Arc::new(signalfd::Signalfd),
+        Arc::new(pidfd::Pidfd),
+        Arc::new(inotify::Inotify),
+        Arc::new(rings::Rings),
+        Arc::new(epoll::Epoll),
+        Arc::new(files::Files),
+        Arc::new(sysv::Sysv),
     ]
 }
 
-/// Plugins that are not in the table, for a program that uses this crate. They are asked first.
-pub type More = Vec<&'static dyn Plugin>;
-
-/// `more` and the table, in the order of claiming.
-pub(crate) fn all(more: &More) -> Vec<&'static dyn Plugin> {
-    more.iter().chain(table()).copied().collect()
+/// Returns `more`, which a program that uses this crate adds, and kedge's own, in the order of
+/// claiming.
+fn all(more: &Plugins) -> Plugins {
+    more.iter().cloned().chain(built_in()).collect()
 }
 
-/// All plugins in the layers' order: each after all that it requires. What is required and not
-/// there, or requires itself, comes last.
-pub fn layers(more: &More) -> Vec<&'static dyn Plugin> {
+/// Returns all plugins in the layers' order: each after all that it requires. What is required and
+/// not there, or requires itself, comes last.
+pub fn layers(more: &Plugins) -> Plugins {
     let mut left = all(more);
-    let mut ordered: Vec<&'static dyn Plugin> = Vec::new();
-    // Each round takes one plugin at least: the table has no cycles (tested below), and with those
-    // of others the first one is taken.
+    let mut ordered = Plugins::new();
+    // Each round takes one plugin at least: kedge's own have no cycles (tested below), and with
+    // those of others the first one is taken.
     while !left.is_empty() {
-        let ready = |plugin: &&'static dyn Plugin| {
+        let ready = |plugin: &Arc<dyn Plugin>| {
             plugin.requires().iter().all(|name| ordered.iter().any(|done| done.name() == *name))
         };
         let next = left.iter().position(ready).unwrap_or(0);
@@ -215,7 +223,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_what_is_required_comes_first() {
-        let ordered = layers(&More::new());
+        let ordered = layers(&Plugins::new());
         for (at, plugin) in ordered.iter().enumerate() {
             assert!(!ordered[..at].iter().any(|other| other.name() == plugin.name()));
             for name in plugin.requires() {

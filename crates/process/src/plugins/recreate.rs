@@ -5,7 +5,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
 use crate::plugins::world::{Argument, InjectedCall, Late, World};
-use crate::plugins::{More, Rendezvous, Stage, inet, inotify, layers, sys, sysv};
+use crate::plugins::{Plugins, Rendezvous, Stage, inet, inotify, layers, sys, sysv};
 use crate::translate::Table;
 use kedge_image::Folder;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,6 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub struct RecreateOptions<'a> {
@@ -29,7 +30,7 @@ pub struct RecreateOptions<'a> {
     /// All processes of the job, also those without descriptors.
     pub processes: Vec<i32>,
     /// As in [`SurveyOptions`](crate::plugins::SurveyOptions).
-    pub more: More,
+    pub more: Plugins,
     /// Told at once what takes long.
     pub tell: Option<fn(&str)>,
     /// Where the journal of what is changed of the user's files is to lie: whoever has the path
@@ -40,7 +41,7 @@ pub struct RecreateOptions<'a> {
     /// Told of each moment of the changes.
     pub at: Option<fn(Moment)>,
     /// The other parts of the job, which are restarted at the same time.
-    pub others: Option<&'static dyn Rendezvous>,
+    pub others: Option<Arc<dyn Rendezvous>>,
 }
 
 impl RecreateOptions<'_> {
@@ -67,6 +68,10 @@ pub struct Recreated {
     slots: Vec<Slot>,
     late: Vec<Late>,
     changes: Changes,
+    /// Those that have made the descriptors, in the layers' order.
+    pub(crate) plugins: Plugins,
+    /// Where the files of the image are, once they have been put back.
+    pub(crate) restored: BTreeSet<PathBuf>,
     /// Where the hosts of the job are that programs remember elsewhere.
     pub(crate) addresses: Table,
 }
@@ -82,6 +87,8 @@ impl Recreated {
             slots: Vec::new(),
             late: Vec::new(),
             changes: Changes::default(),
+            plugins: Plugins::new(),
+            restored: BTreeSet::new(),
             addresses: Table::default(),
         }
     }
@@ -157,7 +164,7 @@ impl Saved {
     /// so it raises this process's soft limit to its hard one.
     pub fn recreate(&self, options: &RecreateOptions) -> Result<Recreated, PluginError> {
         let made = self.make(options);
-        if let (Err(error), Some(others)) = (&made, options.others) {
+        if let (Err(error), Some(others)) = (&made, &options.others) {
             others.fail(&error.to_string());
         }
         made
@@ -166,14 +173,14 @@ impl Saved {
     fn make(&self, options: &RecreateOptions) -> Result<Recreated, PluginError> {
         raise_limit();
         let mut world = World::new(self, options)?;
-        let layers = layers(&options.more);
+        let plugins = layers(&options.more);
         let unknown = |state: &&crate::plugins::saved::State| {
-            !layers.iter().any(|plugin| plugin.name() == state.plugin)
+            !plugins.iter().any(|plugin| plugin.name() == state.plugin)
         };
         if let Some(state) = self.states.iter().find(unknown) {
             return Err(PluginError::NoPlugin(state.plugin.clone()));
         }
-        for plugin in layers {
+        for plugin in &plugins {
             for state in self.states.iter().filter(|state| state.plugin == plugin.name()) {
                 if state.version != plugin.version() {
                     let (plugin, known) = (state.plugin.clone(), plugin.version());
@@ -183,16 +190,16 @@ impl Saved {
             }
         }
         world.finish_steps()?;
-        if let Some(others) = options.others {
+        if let Some(others) = &options.others {
             // Those without sockets are waited for as well.
             for stage in [Stage::Offered, Stage::Bound] {
-                inet::meet(others, stage)?;
+                inet::meet(&**others, stage)?;
             }
         }
-        self.finish(world)
+        self.finish(world, plugins)
     }
 
-    fn finish(&self, mut world: World) -> Result<Recreated, PluginError> {
+    fn finish(&self, mut world: World, plugins: Plugins) -> Result<Recreated, PluginError> {
         let above = self.slots.iter().map(|slot| slot.fd + 1).max().unwrap_or(0).max(3);
         let mut descriptors = Vec::with_capacity(self.descriptions.len());
         for (index, common) in self.descriptions.iter().enumerate() {
@@ -206,9 +213,20 @@ impl Saved {
             );
             own(index as u32, common, &mut world);
         }
-        let World { calls, late, notes, changes, addresses, .. } = world;
+        let World { calls, late, notes, changes, restored, addresses, .. } = world;
         let slots = self.slots.clone();
-        Ok(Recreated { descriptors, above, calls, notes, slots, late, changes, addresses })
+        Ok(Recreated {
+            descriptors,
+            above,
+            calls,
+            notes,
+            slots,
+            late,
+            changes,
+            plugins,
+            restored,
+            addresses,
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
-use crate::plugins::{Claim, More, Plugin, Rendezvous, all, carried, sockets, streams, sys};
+use crate::plugins::{Claim, Plugin, Plugins, Rendezvous, all, carried, sockets, streams, sys};
 use crate::{proc, several};
 use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Of pidfd_open: a thread that is not its process's first (Linux 6.9).
@@ -48,13 +49,14 @@ pub struct SurveyOptions<'a> {
     pub limit: u64,
     /// The processes stand still, so that waiting for something that they may do is in vain.
     pub still: bool,
-    pub more: More,
+    /// Plugins that are not kedge's own. They are asked first.
+    pub more: Plugins,
 }
 
 impl Default for SurveyOptions<'_> {
     fn default() -> Self {
         let (contents, limit) = (FileContents::Save, 4 << 30);
-        SurveyOptions { streams: [None; 3], contents, limit, still: false, more: More::new() }
+        SurveyOptions { streams: [None; 3], contents, limit, still: false, more: Plugins::new() }
     }
 }
 
@@ -64,7 +66,7 @@ pub struct Survey<'a> {
     options: SurveyOptions<'a>,
     job: Job,
     /// In the order of claiming.
-    plugins: Vec<&'static dyn Plugin>,
+    plugins: Plugins,
     /// For each file of the job the index of its plugin.
     claims: Vec<usize>,
 }
@@ -151,6 +153,11 @@ impl<'a> Survey<'a> {
         saved::saved(capture, states)
     }
 
+    /// Returns when all that the plugins have begun is over ([`Plugin::captured`]).
+    pub(crate) fn captured(&self) -> Result<(), PluginError> {
+        self.plugins.iter().try_for_each(|plugin| plugin.captured())
+    }
+
     fn checkpoint(&self, capture: &mut Capture) -> Result<Vec<saved::State>, PluginError> {
         let mut states = Vec::new();
         for (index, plugin) in self.plugins.iter().enumerate() {
@@ -174,12 +181,12 @@ fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
     job.processes.iter().map(of).collect()
 }
 
-fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<usize, Refusal> {
+fn claimed(file: &Found, job: &Job, plugins: &[Arc<dyn Plugin>]) -> Result<usize, Refusal> {
     let refusal = |why: String| carried::refusal(job, file, &why);
     for (index, plugin) in plugins.iter().enumerate() {
         match plugin.claim(file, job) {
             Claim::Yes if file.is_under_way() => {
-                return carried::hindrance(file, job, *plugin)
+                return carried::hindrance(file, job, &**plugin)
                     .map_or(Ok(index), |why| Err(refusal(why)));
             }
             Claim::Yes => return Ok(index),

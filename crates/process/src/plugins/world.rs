@@ -64,6 +64,8 @@ pub struct World<'a> {
     personal: BTreeSet<u32>,
     pub(crate) notes: Vec<String>,
     pub(crate) changes: Changes,
+    /// Where the files of the image are.
+    pub(crate) restored: BTreeSet<PathBuf>,
     /// Where the hosts of the job are that programs remember elsewhere.
     pub(crate) addresses: Table,
 }
@@ -90,6 +92,7 @@ impl<'a> World<'a> {
             personal,
             notes,
             changes,
+            restored: BTreeSet::new(),
             addresses: Table::default(),
         })
     }

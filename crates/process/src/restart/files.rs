@@ -166,7 +166,7 @@ fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
         journal: Some(plan.journal.clone()),
         mapped: mapped(plan),
         at: plan.at,
-        others: plan.others,
+        others: plan.others.clone(),
     };
     Ok(plan.descriptors.recreate(&options)?)
 }

@@ -7,7 +7,7 @@ use super::process::{Filled, Rebuilding, Writing};
 use super::standby::Standby;
 use super::tree::{Made, Tree};
 use super::{Plan, ids, lazy, memory, notices, standby, threads, undo};
-use crate::plugins::{Argument, InjectedCall, Recreated};
+use crate::plugins::{Argument, InjectedCall, Recreated, RestoredFiles};
 use crate::proc::{self, Stat};
 use crate::state::ProcessState;
 use crate::thread::come_home;
@@ -40,6 +40,7 @@ pub struct Rebuilt {
     root: pid_t,
     report: UnixStream,
     reported: bool,
+    pub(super) restored: RestoredFiles,
 }
 
 /// Closes every descriptor but the standard ones and those of `kept`.
@@ -74,8 +75,8 @@ pub(super) fn run(
     let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]).chain(folders);
     close_all_but(&kept.collect::<Vec<RawFd>>())?;
     ids::keep_clear(plan);
-    let Some(arrivals) = plan.arrivals else { return run_all(plan, None, report, serve) };
-    let (last, standby) = standby::make(plan, arrivals)?;
+    let Some(arrivals) = &plan.arrivals else { return run_all(plan, None, report, serve) };
+    let (last, standby) = standby::make(plan, &**arrivals)?;
     ids::keep_clear(&last);
     run_all(&last, Some(standby), report, serve)
 }
@@ -91,8 +92,7 @@ fn run_all(
     let why = |error| lazy::failure().map_or(error, EngineError::Init);
     let (mut threads, mut descriptors, listeners) = rebuild(plan, standby).map_err(why)?;
     plan.opened.clear();
-    let plugins = crate::plugins::all(&plan.plugins);
-    plugins.iter().try_for_each(|plugin| plugin.rebuilt())?;
+    descriptors.plugins.iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
     let what = "report that the job runs";
@@ -100,14 +100,15 @@ fn run_all(
     translate::serve(listeners, std::mem::take(&mut descriptors.addresses))?;
     // A job that has moved is decided to run here by that: what can fail should have failed, and
     // files are the job's where it was until then.
-    plugins.iter().try_for_each(|plugin| plugin.may_run())?;
+    descriptors.plugins.iter().try_for_each(|plugin| plugin.may_run())?;
     // Until here no file of the user's has been changed; from here on, little can fail.
     descriptors.change_files()?;
-    plugins.iter().try_for_each(|plugin| plugin.agreed())?;
+    descriptors.plugins.iter().try_for_each(|plugin| plugin.agreed())?;
     is_waited_for(report)?;
     // From here on nothing fails any more.
     descriptors.commit()?;
     let notes = descriptors.notes.join("\n");
+    let restored = RestoredFiles::new(std::mem::take(&mut descriptors.restored));
     // The processes hold what they hold: an end of a pipe that is held here is one that never
     // closes.
     drop(descriptors);
@@ -133,7 +134,7 @@ fn run_all(
     };
     // Whoever has been killed a moment ago leaves the job running, as one that is killed later.
     let _ = tell();
-    serve(&mut Rebuilt { root, report: kept, reported: false });
+    serve(&mut Rebuilt { root, report: kept, reported: false, restored });
     Ok(())
 }
 

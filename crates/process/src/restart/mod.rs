@@ -24,7 +24,7 @@ mod undo;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
-use crate::plugins::{self, Moment, More, PathMap, Rendezvous, Saved};
+use crate::plugins::{self, Moment, PathMap, Plugins, Rendezvous, RestoredFiles, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{Folder, ImageFile, Layers, Manifest, Opened, Source};
@@ -34,6 +34,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use identity::{Identity, Owner};
 use init::Outcome;
@@ -50,7 +51,7 @@ pub struct RestartOptions {
     /// Where files are that were elsewhere.
     pub paths: PathMap,
     /// Plugins of others.
-    pub plugins: More,
+    pub plugins: Plugins,
     /// Memory comes when it is first used, or a little later.
     pub lazy: bool,
     /// Descriptors of the caller's that plugins have in the job's init too.
@@ -65,9 +66,9 @@ pub struct RestartOptions {
     /// Told of each moment of the changes of files: for tests, which end it there.
     pub at: Option<fn(Moment)>,
     /// The other parts of the job, which are restarted at the same time.
-    pub others: Option<&'static dyn Rendezvous>,
+    pub others: Option<Arc<dyn Rendezvous>>,
     /// Who brings images that build on this one: the job is that of the last one. `None`: this one.
-    pub arrivals: Option<&'static dyn Arrivals>,
+    pub arrivals: Option<Arc<dyn Arrivals>>,
     /// A signal that was pending for the job and was meant for its former life: it does not come
     /// back.
     pub forgets: Option<libc::c_int>,
@@ -80,7 +81,7 @@ impl RestartOptions {
     /// The usual ones.
     pub fn new(folder: PathBuf) -> RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
-        let (plugins, inherits) = (More::new(), Vec::new());
+        let (plugins, inherits) = (Plugins::new(), Vec::new());
         let (lazy, give_up, tell) = (false, || false, |_: &str| {});
         let (journal, at, others, arrivals, forgets) = (None, None, None, None, None);
         RestartOptions {
@@ -111,15 +112,15 @@ struct Plan {
     /// Files of these.
     opened: Opened,
     paths: PathMap,
-    plugins: More,
+    plugins: Plugins,
     lazy: bool,
     inherits: Vec<RawFd>,
     tell: fn(&str),
     /// Where it is to be written what is changed of the user's files.
     journal: PathBuf,
     at: Option<fn(Moment)>,
-    others: Option<&'static dyn Rendezvous>,
-    arrivals: Option<&'static dyn Arrivals>,
+    others: Option<Arc<dyn Rendezvous>>,
+    arrivals: Option<Arc<dyn Arrivals>>,
     forgets: Option<libc::c_int>,
     job: JobState,
     descriptors: Saved,
@@ -158,8 +159,8 @@ impl Plan {
             tell: options.tell,
             journal: options.journal.clone().map_or_else(plugins::new_path, Ok)?,
             at: options.at,
-            others: options.others,
-            arrivals: options.arrivals,
+            others: options.others.clone(),
+            arrivals: options.arrivals.clone(),
             forgets: options.forgets,
             job,
             descriptors,
@@ -177,7 +178,7 @@ impl Plan {
     fn next(
         &self,
         folder: PathBuf,
-        arrivals: Option<&'static dyn Arrivals>,
+        arrivals: Option<Arc<dyn Arrivals>>,
     ) -> Result<Plan, EngineError> {
         let next = RestartOptions {
             paths: self.paths.clone(),
@@ -186,7 +187,7 @@ impl Plan {
             tell: self.tell,
             journal: Some(self.journal.clone()),
             at: self.at,
-            others: self.others,
+            others: self.others.clone(),
             arrivals,
             forgets: self.forgets,
             ..RestartOptions::new(folder)
@@ -410,6 +411,12 @@ impl Rebuilt {
     /// Why the job was ended, if it was for memory that could not be had.
     pub fn failure(&self) -> Option<String> {
         lazy::failure()
+    }
+
+    /// Returns the job's files that have been brought back, which its checkpoints are to know
+    /// ([`Options::restored`](crate::Options)).
+    pub fn restored(&self) -> RestoredFiles {
+        self.restored.clone()
     }
 
     /// Whom to checkpoint: all that descends from the init.

@@ -25,7 +25,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// Brings images to a standby.
-pub trait Arrivals: Sync + Debug {
+pub trait Arrivals: Send + Sync + Debug {
     /// Says, in the job's init, that all images so far are made, and waits for the next one.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ pub(super) fn make(first: &Plan, arrivals: &dyn Arrivals) -> Result<(Plan, Stand
     loop {
         match arrivals.next()? {
             Next::Another(folder) => {
-                let next = first.next(folder, first.arrivals)?;
+                let next = first.next(folder, first.arrivals.clone())?;
                 ids::keep_clear(&next);
                 standby.update(&next)?;
             }

@@ -202,15 +202,16 @@ pub fn capture_again_by(options: RestartOptions, next: &Path) -> Vec<String> {
     let streams = [None, Some(OwnedFd::from(theirs)), None];
     let options = RestartOptions { streams, ..options };
     std::fs::create_dir(next).unwrap();
-    let capture = || {
+    let capture = |job: &Rebuilt| {
         std::thread::sleep(Duration::from_millis(60));
         let roots = Roots::ChildrenOf { parent: 1, except: Vec::new() };
-        let captured = checkpoint(&roots, Options::new(next.into()))?;
+        let options = Options { restored: job.restored(), ..Options::new(next.into()) };
+        let captured = checkpoint(&roots, options)?;
         captured.finish(Manifest::new("test".into(), vec![], 1))
     };
     // The job is killed when this returns.
-    let serve = |_: &mut Rebuilt| {
-        if let Err(error) = capture() {
+    let serve = |job: &mut Rebuilt| {
+        if let Err(error) = capture(job) {
             let _ = std::fs::write(next.join("error"), error.to_string());
         }
     };

@@ -3,18 +3,18 @@
 use crate::base::phases;
 use crate::checkpoint::amount::Amount;
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::launcher::LAUNCHER;
+use crate::checkpoint::launcher::Launcher;
 use crate::checkpoint::launches::Launches;
 use crate::checkpoint::meeting::{Builds, Meeting};
 use crate::checkpoint::recovery::Recovery;
 use crate::checkpoint::standing::{Leaves, Rest, Resting};
 use crate::checkpoint::verify::read_back;
-use crate::devices::gpu::GPU;
+use crate::devices::gpu::GpuCheckpoint;
 use crate::devices::proxies::Proxies;
 use crate::job::jobs::{self, JobName, LastImage};
 use crate::job::joint::Joint;
 use crate::job::policy::{Policy, default_dir};
-use crate::job::rank::{Held, PMI};
+use crate::job::rank::{Held, Link};
 use crate::job::tally::Tally;
 use crate::job::turn::Turn;
 use crate::services::control::{Content, Order, Progress};
@@ -24,7 +24,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_control::{error, info, note, warn};
 use kedge_image::{Choice, Claim, Devices, Manifest, retain};
-use kedge_process::plugins::{FileContents, Plugin};
+use kedge_process::plugins::{FileContents, Plugin, RestoredFiles};
 use kedge_process::{Begun, EngineError, Options, Roots, Standing, Together, Tracker};
 use kedge_transport::managed;
 use std::path::{Path, PathBuf};
@@ -76,12 +76,16 @@ pub(crate) struct Checkpointer {
     pub(crate) tracker: Tracker,
     /// The move whose images that follows, if it follows none of the job's own.
     pub(crate) followed: Mutex<Option<String>>,
+    /// The job's files that a restart has brought back.
+    pub(crate) restored: RestoredFiles,
     /// The folder that the job's processes know.
     pub(crate) home: PathBuf,
     /// Which life of the job this is.
     pub(crate) life: String,
     /// The job that this one is a part of: from its beginning, or since it has had a remote shell.
     pub(crate) joint: OnceLock<Joint>,
+    /// The relay of the rank that the job is, if it is one.
+    pub(crate) rank: Option<Arc<Link>>,
     /// Remote shells that are being started.
     pub(crate) launches: Arc<Launches>,
     /// The job has been saved and ended with that: nothing is left to be saved.
@@ -265,6 +269,7 @@ impl Checkpointer {
                 ahead,
                 together,
                 except,
+                restored: self.restored.clone(),
                 ..usual
             };
             let patience = options.patience;
@@ -321,12 +326,13 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let (preparing, patience) = (proxy::Order::Prepare { track, full }, options.patience);
-        options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU, &PMI]);
+        options.plugins.push(Arc::new(Launcher::here()));
+        options.plugins.extend(self.rank.clone().map(|rank| rank as Arc<dyn Plugin>));
         let mut begun = self.begin_while_it_runs(options, track)?;
         // Before the others stand still: what the rank has asked is answered while they run.
         let others = meeting.and_then(|meeting| meeting.others());
         if session.is_none() {
-            *session = PMI.hold()?;
+            *session = self.rank.as_ref().map(|rank| rank.hold()).transpose()?;
             session.iter().zip(others).try_for_each(|(held, others)| held.tell(others))?;
         }
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
@@ -338,9 +344,11 @@ impl Checkpointer {
         let resting = self.rest(&mut begun, &preparing, patience, meeting.is_none())?;
         let Resting { quiet, roots, captures, stopped } = resting;
         let mut rest = before.map(|before| Rest::begin(&roots, self.first.get().copied(), before));
-        let captured = begun.capture(stopped);
-        GPU.idle();
-        let (mut captured, at) = (captured?, jobs::now());
+        let captured = begun.capture(stopped, &[captures.plugin()]);
+        // Before anything else is asked of the proxies, whose last answer it takes.
+        captures.settle();
+        let mut captured = captured?;
+        let at = jobs::now();
         drop(session.take());
         // What the job did while its image is written would be done twice. Whatever fails, it goes
         // on.
@@ -407,11 +415,9 @@ impl Checkpointer {
         let roots = self.roots.without(&Proxies::children(&known));
         // What belongs to devices is known when they are at rest.
         if known.is_empty() {
-            let none = GPU.checkpoint_of(&[], Vec::new(), &self.socket, track);
-            none.map_err(CheckpointError::Connections)?;
-            let surveyed = begun.survey(&roots);
-            GPU.idle();
-            surveyed?;
+            let none = GpuCheckpoint::of(&[], Vec::new(), &self.socket, track);
+            let none = none.map_err(CheckpointError::Connections)?;
+            begun.survey(&roots, &[Arc::new(none)])?;
         }
         begun.watch(&roots)?;
         drop(known);

@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::sync::OnceLock;
 
 /// PMIx (Open MPI, Slurm): `NAMESPACE.RANK;tcp4://ADDRESS:PORT`, one variable for each version of
 /// its protocol.
@@ -70,9 +69,14 @@ fn inherited(number: &str) -> Option<(u64, u64)> {
 
 /// Refuses connections to the launcher, and takes nothing.
 #[derive(Debug)]
-pub(crate) struct Launcher(OnceLock<Reached>);
+pub(crate) struct Launcher(Reached);
 
-pub(crate) static LAUNCHER: Launcher = Launcher(OnceLock::new());
+impl Launcher {
+    /// Returns the one that this process's environment tells of.
+    pub(crate) fn here() -> Launcher {
+        Launcher(Reached::of(std::env::vars_os()))
+    }
+}
 
 impl Plugin for Launcher {
     fn name(&self) -> &'static str {
@@ -80,8 +84,7 @@ impl Plugin for Launcher {
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
-        let reached = self.0.get_or_init(|| Reached::of(std::env::vars_os()));
-        if !reached.is_by(file, job) {
+        if !self.0.is_by(file, job) {
             return Claim::No;
         }
         Claim::Refused(

@@ -4,7 +4,7 @@ use crate::base::phases;
 use crate::checkpoint::checkpointer::Checkpointer;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::standing::Resting;
-use crate::devices::gpu::{Captures, GPU};
+use crate::devices::gpu::{Captures, GpuCheckpoint};
 use crate::devices::quiesce::{QuiesceError, Quiet};
 use crate::devices::sharing;
 use kedge_control::proxy;
@@ -65,7 +65,7 @@ impl Checkpointer {
     ) -> Result<Resting<'a>, CheckpointError> {
         let (roots, captures) = self.at_rest(&quiet, track)?;
         let patience = patience.let_on(Duration::ZERO, || quiet.let_on());
-        let stopped = begun.stop(&roots, patience).inspect_err(|_| GPU.idle())?;
+        let stopped = begun.stop(&roots, &[captures.plugin()], patience)?;
         Ok(Resting { quiet, roots, captures, stopped })
     }
 
@@ -85,11 +85,10 @@ impl Checkpointer {
             quiet.let_on();
             went_on.set(true);
         });
-        let stopped = begun.stop(&roots, patience).inspect_err(|_| GPU.idle())?;
+        let stopped = begun.stop(&roots, &[captures.plugin()], patience)?;
         if !went_on.get() {
             return Ok(Some(Resting { quiet, roots, captures, stopped }));
         }
-        GPU.idle();
         // What is wrong with one is told the next time, if it is still there.
         if !quiet.rest_again(AGAIN).unwrap_or(false) {
             begun.goes_on(stopped);
@@ -99,7 +98,8 @@ impl Checkpointer {
         Ok(Some(Resting { quiet, roots, captures, stopped }))
     }
 
-    /// Has plugins know the devices that rest. Returns the job's processes without theirs.
+    /// Returns the job's processes without those of the devices, which rest, and what captures
+    /// these.
     fn at_rest(
         &self,
         quiet: &Quiet<'_>,
@@ -108,7 +108,7 @@ impl Checkpointer {
         phases::checkpointed("resting");
         let roots = self.roots.without(&quiet.proxies);
         let lent = sharing::bind(&quiet.clients)?;
-        let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
-        Ok((roots, captures.map_err(CheckpointError::Connections)?))
+        let gpu = GpuCheckpoint::of(&quiet.clients, lent, &self.socket, track);
+        Ok((roots, Captures::of(gpu.map_err(CheckpointError::Connections)?)))
     }
 }

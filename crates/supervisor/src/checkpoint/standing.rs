@@ -10,9 +10,10 @@ use std::path::Path;
 
 /// A job all of which rests.
 pub(crate) struct Resting<'a> {
+    /// Before what opens the gates: it may still take an answer.
+    pub(crate) captures: Captures,
     pub(crate) quiet: Quiet<'a>,
     pub(crate) roots: Roots,
-    pub(crate) captures: Captures,
     pub(crate) stopped: Stopped,
 }
 

@@ -5,7 +5,6 @@ use crate::job::jobs::JobName;
 use kedge_image::Manifest;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// How it is shown, and taken back: where the restart has failed, or the job is about to run.
 #[derive(Debug, Clone, Copy)]
@@ -17,33 +16,29 @@ pub struct Showing {
     pub restarted: fn(&JobName, &Path),
 }
 
-/// The plugin of this process's restart.
-pub(crate) static SHOWN: Shown = Shown(Mutex::new(None));
-
-/// What takes it back, while it is shown.
+/// The plugin of a restart that the user is shown.
 #[derive(Debug)]
-pub(crate) struct Shown(Mutex<Option<Showing>>);
+pub(crate) struct Shown(Showing);
 
 impl Shown {
+    /// Shows the user that `job` is being restarted from an image.
     pub(crate) fn show(
-        &self,
         showing: Showing,
         job: &JobName,
         (image, manifest): (&Path, &Manifest),
-    ) {
+    ) -> Shown {
         (showing.show)(job, image, manifest);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(showing);
+        Shown(showing)
     }
 
-    /// Does nothing where nothing is shown.
+    /// Takes it back: the restart has failed.
     pub(crate) fn take_back(&self) {
-        if let Some(showing) = self.take() {
-            (showing.take_back)();
-        }
+        (self.0.take_back)();
     }
 
-    fn take(&self) -> Option<Showing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Says that the job has come back, in the process that supervises it.
+    pub(crate) fn restarted(&self, job: &JobName, image: &Path) {
+        (self.0.restarted)(job, image);
     }
 }
 
@@ -58,9 +53,7 @@ impl Plugin for Shown {
 
     /// In the job's init, whose copy of this it is.
     fn rebuilt(&self) -> Result<(), PluginError> {
-        if let Some(showing) = self.take() {
-            (showing.came_back)();
-        }
+        (self.0.came_back)();
         Ok(())
     }
 }

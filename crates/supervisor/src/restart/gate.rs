@@ -60,18 +60,17 @@ fn brought(mut gate: &UnixStream) -> io::Result<Next> {
     }
 }
 
-/// The plugin of this process's restart.
-pub(crate) static GATE: Gate = Gate(Mutex::new(None));
-
+/// The plugin of a restart that waits: until it goes on, in its init and in the process that
+/// supervises it.
 #[derive(Debug)]
 pub(crate) struct Gate(Mutex<Option<UnixStream>>);
 
 impl Gate {
-    /// Has the restart wait at the socket that this process was started with.
+    /// Returns the one at the socket that this process was started with.
     ///
     /// # Errors
     /// It is none.
-    pub(crate) fn wait_at(&self, fd: RawFd) -> io::Result<()> {
+    pub(crate) fn at(fd: RawFd) -> io::Result<Gate> {
         if fd < 3 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -79,8 +78,7 @@ impl Gate {
         // and is taken once: kedge's own arguments name it.
         let stream = unsafe { UnixStream::from_raw_fd(fd) };
         fcntl_setfd(&stream, FdFlags::CLOEXEC)?;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
-        Ok(())
+        Ok(Gate(Mutex::new(Some(stream))))
     }
 
     /// What the restart's init is to have, too.
@@ -126,7 +124,7 @@ impl Plugin for Gate {
         Claim::No
     }
 
-    /// In the job's init, whose copy of this it is.
+    /// In the job's init, whose copy of the socket ends here.
     fn may_run(&self) -> Result<(), PluginError> {
         let Some(mut stream) = self.take() else { return Ok(()) };
         let mut word = [0];

@@ -5,15 +5,14 @@ use crate::base::signals::{Signals, look_at_children};
 use crate::checkpoint::checkpointer::{Checkpointer, Without, new_life};
 use crate::checkpoint::recovery::Recovery;
 use crate::checkpoint::server;
-use crate::devices::gpu::GPU;
-use crate::devices::proxies::{Launch, Proxies};
+use crate::devices::proxies::Proxies;
 use crate::job::jobs::{JobDir, JobName};
 use crate::job::joint::Joint;
 use crate::job::outcome::Outcome;
 use crate::job::policy::Policy;
-use crate::job::rank::PMI;
 use crate::job::tally::Tally;
 use crate::job::turn::Turn;
+use crate::restart::plugins::RestartPlugins;
 use crate::restart::spec::RestartSpec;
 use crate::services::keeper::At;
 use crate::services::warden;
@@ -38,7 +37,8 @@ pub(crate) struct Checkpointing<'a> {
     pub(crate) manifest: &'a Manifest,
     pub(crate) devices: Option<Devices>,
     pub(crate) proxies: Proxies,
-    pub(crate) launch: Option<Launch>,
+    /// Its copies of those that the job was restarted by.
+    pub(crate) plugins: &'a RestartPlugins,
 }
 
 impl Checkpointing<'_> {
@@ -54,6 +54,10 @@ impl Checkpointing<'_> {
         if self.joint.is_some() && policy.recover.is_some() {
             recovery.is_of_part();
         }
+        let rank = self.plugins.rank.serve(log.clone()).unwrap_or_else(|error| {
+            warn!(log, "{error}");
+            None
+        });
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
@@ -73,24 +77,21 @@ impl Checkpointing<'_> {
             keeper: At::of(self.dir),
             tracker: Tracker::default(),
             followed: Mutex::default(),
+            restored: job.restored(),
             home: self.home.clone(),
             life: new_life(),
             joint: self.joint.cloned().map(OnceLock::from).unwrap_or_default(),
+            rank,
             launches: Arc::default(),
             over: AtomicBool::new(false),
         });
-        // Nobody can ask for warm ones in here: the job has namespaces of its own.
-        let launch = self.launch.clone().map(Launch::cold);
-        if let (Some(launch), Some(listener)) = (launch, GPU.listener())
-            && let Err(error) = self.proxies.serve(listener, launch, log.clone(), None)
+        if let Some(gpu) = &self.plugins.gpu
+            && let Err(error) = gpu.serve(log.clone())
         {
             error!(log, "cannot start a thread: {error}: no devices for other processes");
         }
         if let Err(error) = server::serve(&self.dir.control(), checkpointer.clone()) {
             error!(log, "{}: {error}: no checkpoints", self.dir.control().display());
-        }
-        if let Err(error) = PMI.serve(log.clone()) {
-            warn!(log, "{error}");
         }
         checkpointer.take_part();
         // SIGCHLD is blocked here as in the process that this is a copy of.

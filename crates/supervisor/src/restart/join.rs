@@ -19,54 +19,44 @@ const REBUILT: u64 = 3;
 /// so, also for parts that come later.
 pub(crate) const PRESENT: u64 = 0;
 
-/// The plugin that has a part wait for the others before its processes run.
-pub(crate) static JOIN: Join = Join(Mutex::new(None));
-
+/// The plugin of a part that is restarted: it has the part wait for the others before its processes
+/// run.
 #[derive(Debug)]
-pub(crate) struct Join(Mutex<Option<Joined>>);
-
-/// A part that is restarted, and its connection to the coordinator, which it has in its init alone.
-#[derive(Debug)]
-struct Joined {
+pub(crate) struct Join {
     joint: Joint,
     joining: Joining,
-    client: Option<Client>,
-}
-
-impl Joined {
-    /// Returns the connection, and the series in which the parts meet.
-    fn client(&mut self) -> Result<(&mut Client, Series, Who), ClientError> {
-        let series = Series::of_job(&self.joining.series);
-        let who = Who::Count { members: self.joining.parts };
-        let joint = &self.joint;
-        let client = match &mut self.client {
-            Some(client) => client,
-            none => {
-                let place = joint.place.clone();
-                let find = Box::new(move || place.connect());
-                none.insert(Client::join(&member(joint, joint.part.to_string()), find)?)
-            }
-        };
-        Ok((client, series, who))
-    }
+    /// The connection to the coordinator, which it has in its init alone.
+    client: Mutex<Option<Client>>,
 }
 
 impl Join {
-    pub(crate) fn wait_for_others(&self, joint: Joint, joining: Joining) {
-        let joined = Joined { joint, joining, client: None };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined);
+    pub(crate) fn new(joint: Joint, joining: Joining) -> Join {
+        Join { joint, joining, client: Mutex::default() }
     }
 
-    /// Does `what` with the connection to the coordinator.
+    /// Does `what` with the connection to the coordinator, in the series in which the parts meet.
     fn with<T>(
         &self,
         what: impl FnOnce(&mut Client, Series, Who) -> Result<T, ClientError>,
     ) -> Result<T, String> {
-        let mut joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(joined) = &mut *joined else { return Err("it has no other parts".to_owned()) };
-        let job = joined.joint.job.clone();
-        let done = joined.client().and_then(|(client, series, who)| what(client, series, who));
-        done.map_err(|error| format!("{job}: {error}"))
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let series = Series::of_job(&self.joining.series);
+        let who = Who::Count { members: self.joining.parts };
+        let done = self.joined(&mut client).and_then(|client| what(client, series, who));
+        done.map_err(|error| format!("{}: {error}", self.joint.job))
+    }
+
+    /// Returns the connection, which is made at its first use.
+    fn joined<'a>(&self, client: &'a mut Option<Client>) -> Result<&'a mut Client, ClientError> {
+        match client {
+            Some(client) => Ok(client),
+            none => {
+                let place = self.joint.place.clone();
+                let find = Box::new(move || place.connect());
+                let own = member(&self.joint, self.joint.part.to_string());
+                Ok(none.insert(Client::join(&own, find)?))
+            }
+        }
     }
 
     fn notice(series: &Series, name: &str) -> Result<Notice, ClientError> {
@@ -76,14 +66,12 @@ impl Join {
 
 impl Rendezvous for Join {
     fn name(&self) -> String {
-        let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        joined.as_ref().map(|joined| joined.joint.part.to_string()).unwrap_or_default()
+        self.joint.part.to_string()
     }
 
     fn parts(&self) -> Result<Vec<String>, String> {
-        let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Joined { joint, joining, .. }) = &*joined else { return Ok(Vec::new()) };
-        let names = (0..joining.parts.min(MAX_PARTS)).map(|number| part_name(&joint.job, number));
+        let numbers = 0..self.joining.parts.min(MAX_PARTS);
+        let names = numbers.map(|number| part_name(&self.joint.job, number));
         let names = names.map(|name| name.map(|name| name.to_string()));
         names.collect::<Result<_, _>>().map_err(|error| error.to_string())
     }
@@ -146,13 +134,10 @@ impl Plugin for Join {
     }
 
     fn agreed(&self) -> Result<(), PluginError> {
-        if self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
-            return Ok(());
-        }
         let met =
             self.with(|client, series, who| client.arrive(&series, REBUILT, who, REBUILD_TIMEOUT));
-        // From here on it is a part as any other.
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // From here on it is a part as any other, with a connection of its own.
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
         met.map_err(PluginError::Refused)
     }
 }

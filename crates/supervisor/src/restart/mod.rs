@@ -11,6 +11,7 @@ pub(crate) mod joining;
 pub(crate) mod owner;
 pub(crate) mod part;
 pub(crate) mod parts;
+pub(crate) mod plugins;
 pub(crate) mod ranks;
 pub mod resume;
 pub(crate) mod run;

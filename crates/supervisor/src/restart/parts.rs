@@ -7,7 +7,7 @@ use crate::base::told::tell as tell_user;
 use crate::job::jobs::{JobName, Jobs};
 use crate::job::joint::{Joint, KEY, SPACE, lock, part_name};
 use crate::job::outcome::Outcome;
-use crate::job::rank::{Open, PMI, RankError, Seat, met, tell};
+use crate::job::rank::{Open, RankError, Seat, is_of_rank, met, tell};
 use crate::job::spec::RunError;
 use crate::restart::join::{PRESENT, member};
 use crate::restart::joining::Joining;
@@ -17,7 +17,6 @@ use crate::restart::spec::RestartSpec;
 use kedge_coordinator::{Client, ClientError, Far, Leader, Notice, Place, Series, Server, Who};
 use kedge_image::{ImageError, Manifest, Part};
 use kedge_pmi::Rank;
-use kedge_process::plugins::Plugin;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -135,7 +134,7 @@ fn seat(spec: &RestartSpec, folder: &Path, manifest: &Manifest) -> Result<Option
     }
     let Some(seat) = Seat::here().filter(Seat::has_others) else { return Ok(None) };
     for part in &manifest.parts {
-        if kedge_process::holds(&part.check(folder)?, PMI.name())? {
+        if is_of_rank(&part.check(folder)?)? {
             return Ok(Some(seat));
         }
     }

@@ -6,7 +6,6 @@ use crate::base::told::tell;
 use crate::checkpoint::recovery::Loss;
 use crate::checkpoint::together::Ranks;
 use crate::checkpoint::watch::Watch;
-use crate::devices::gpu::GPU;
 use crate::job::images::Images;
 use crate::job::jobs::{self, JobDir, JobName, Jobs, Meta, State};
 use crate::job::leaving;
@@ -21,8 +20,8 @@ use crate::job::spec::RunError;
 use crate::restart::back::{End, GoBack};
 use crate::restart::candidates::Candidates;
 use crate::restart::end::{end_all, see_all_end};
-use crate::restart::first::{Place, first_that_works};
-use crate::restart::gate::GATE;
+use crate::restart::first::{CameBack, Place, first_that_works};
+use crate::restart::gate::Gate;
 use crate::restart::part::{end_together, tell_warden};
 use crate::restart::parts::restart_parts;
 use crate::restart::resume;
@@ -45,10 +44,9 @@ use std::time::Instant;
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let begin = Instant::now();
     signals::block_file_limit();
-    if let Some(fd) = spec.gate {
-        let what = "take the socket at which it is to wait";
-        GATE.wait_at(fd).map_err(|source| RunError::System { what, source })?;
-    }
+    let what = "take the socket at which it is to wait";
+    let gate = spec.gate.map(Gate::at).transpose();
+    let gate = gate.map_err(|source| RunError::System { what, source })?.map(Arc::new);
     // What a restart has left that was killed with all that belonged to it.
     settle_all().said.iter().for_each(|said| tell(said));
     let found = if spec.back.is_none() { Some(spec.images()?) } else { None };
@@ -75,7 +73,8 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     spec.start_warden(joint.as_ref(), dir.path(), &images)?;
     let warm = spec.warm(&dir, &images);
     let _management = spec.management(&dir, &images);
-    let place = Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), begin };
+    let place =
+        Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), gate, begin };
     let outcome = restart_one(spec, &place, &images, &keeper);
     if let Some(warden) = warden::own() {
         match &outcome {
@@ -174,8 +173,9 @@ fn restart_one(
     }
     let signals = Signals::block();
     signals::become_subreaper();
-    let (restarted, manifest, _stand_in) = first_that_works(spec, place, images, &log)?;
-    if let Some(held) = GPU.held() {
+    let came_back = first_that_works(spec, place, images, &log)?;
+    let CameBack { restarted, manifest, held, stand_in: _stand_in } = came_back;
+    if let Some(held) = held {
         keeper.adopt(held);
     }
     if manifest.devices.is_some()

@@ -29,7 +29,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Where files lie that are not meant to stay, and up to which size one of those goes with the
 /// image although it is only read: copied while the job stands still, at a millisecond for each MiB
@@ -37,9 +37,20 @@ use std::sync::{Mutex, PoisonError};
 const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 const SMALL: u64 = 4 << 20;
 
-/// Where the files of the image are that this process has restarted: the job's, though they may be
+/// Where the files of an image are that a restart has brought back: the job's, though they may be
 /// older than its processes are now.
-static CAME_BACK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+#[derive(Debug, Clone, Default)]
+pub struct RestoredFiles(Arc<BTreeSet<PathBuf>>);
+
+impl RestoredFiles {
+    pub(crate) fn new(paths: BTreeSet<PathBuf>) -> RestoredFiles {
+        RestoredFiles(Arc::new(paths))
+    }
+
+    fn contains(&self, path: &Path) -> bool {
+        self.0.contains(path)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Files;
@@ -147,13 +158,9 @@ impl Plugin for Files {
                 .iter()
                 .try_for_each(|opened| reopen(inode, opened, home.as_ref(), world))?;
         }
-        CAME_BACK.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+        world.restored.extend(names);
         Ok(())
     }
-}
-
-fn came_back(path: &Path) -> bool {
-    CAME_BACK.lock().unwrap_or_else(PoisonError::into_inner).contains(path)
 }
 
 /// memfd and shared memory without a name.

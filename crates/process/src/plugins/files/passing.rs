@@ -281,6 +281,7 @@ impl Passing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RestoredFiles;
     use super::super::places::TICK;
     use super::*;
     use std::fs;
@@ -343,6 +344,10 @@ mod tests {
         assert!(found.0.iter().all(|candidate| candidate.folder == scratch.0));
         let later = SystemTime::now() + Duration::from_secs(60);
         assert!(scratch.found(scratch.places(later)).0.is_empty());
+        // But for what a restart has brought back.
+        let restored = RestoredFiles::new(BTreeSet::from([path("file")]));
+        let found = scratch.found(Places { restored, ..scratch.places(later) });
+        assert_eq!(names(&found, kept), ["file"]);
         let others = Places { users: BTreeSet::from([12345]), ..scratch.places(before) };
         assert!(scratch.found(others).0.is_empty());
     }

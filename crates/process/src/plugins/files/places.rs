@@ -1,7 +1,7 @@
 //! Where temporary files lie, and which of them may be the job's: by their owner and their age.
 
 use super::passing::Early;
-use super::{TEMPORARY, came_back};
+use super::{RestoredFiles, TEMPORARY};
 use crate::proc::{self, Field, Status};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -30,6 +30,8 @@ pub(crate) struct Places {
     /// Who owns what is the job's, and since when there is any.
     pub(super) users: BTreeSet<u32>,
     pub(super) since: Option<SystemTime>,
+    /// What is the job's, however old: a restart has brought it back.
+    pub(super) restored: RestoredFiles,
     /// Folders that are somebody else's, with all that they lie in: the image's.
     pub(super) except: Vec<PathBuf>,
     /// What was found in each of `folders` before the job stood still.
@@ -59,8 +61,8 @@ pub(super) fn is_settled(changed: (i64, i64), looked: SystemTime) -> bool {
 impl Places {
     /// Of the job of `pids`, the oldest first. May take long, and is to be made before the job
     /// stands still.
-    pub(crate) fn of(pids: &[i32], except: Vec<PathBuf>) -> Places {
-        let mut places = Places { except, ..Places::default() };
+    pub(crate) fn of(pids: &[i32], except: Vec<PathBuf>, restored: RestoredFiles) -> Places {
+        let mut places = Places { except, restored, ..Places::default() };
         places.know(pids);
         for folder in folders(pids.first().copied()) {
             if let Some(looked) = places.look_into(&folder, CROWDED) {
@@ -115,7 +117,7 @@ impl Places {
     /// Whether the file or folder may be the job's, by its owner and its age.
     pub(super) fn may_be(&self, path: &Path, metadata: &Metadata) -> bool {
         let young = self.since.is_some_and(|since| born(metadata) >= since);
-        self.users.contains(&metadata.uid()) && (young || came_back(path))
+        self.users.contains(&metadata.uid()) && (young || self.restored.contains(path))
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 type Sockets = BTreeMap<u32, Socket>;
@@ -26,11 +27,11 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
     for socket in sockets.values() {
         check(socket)?;
     }
-    let (here, others) = (Here::look(), world.options.others);
+    let (here, others) = (Here::look(), world.options.others.clone());
     // First, because it needs the ports of those who listen.
-    if let Some(others) = others {
-        wires::tell_host(&sockets, others, &here)?;
-        wires::tie(&sockets, others, &here, world)?;
+    if let Some(others) = &others {
+        wires::tell_host(&sockets, &**others, &here)?;
+        wires::tie(&sockets, &**others, &here, world)?;
     }
     for socket in sockets.values() {
         match socket.role {
@@ -53,7 +54,7 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
     let links = others.map(|others| Links { others, here });
     if let Some(links) = &links {
         links.offer(&sockets, world)?;
-        world.addresses = wires::read_hosts(links.others, &links.here)?;
+        world.addresses = wires::read_hosts(&*links.others, &links.here)?;
     }
     for socket in sockets.values() {
         reach(socket, &sockets, links.as_ref(), world)?;
@@ -70,7 +71,7 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
 
 /// What the parts say to each other of sockets that are bound.
 struct Links {
-    others: &'static dyn Rendezvous,
+    others: Arc<dyn Rendezvous>,
     here: Here,
 }
 
@@ -86,15 +87,15 @@ impl Links {
             let what = || format!("look at the socket of {local}");
             let now = getsockname(world.get(socket.description)?).to(what)?;
             let now = SocketAddr::try_from(now).to(what)?;
-            wires::publish(self.others, kind(socket), (host, local), now, &self.here)?;
+            wires::publish(&*self.others, kind(socket), (host, local), now, &self.here)?;
         }
-        wires::meet(self.others, Stage::Bound)
+        wires::meet(&*self.others, Stage::Bound)
     }
 
     /// Where that is by now what was at `remote`, if a part of the job was.
     fn now(&self, socket: &Socket, remote: SocketAddr) -> Result<Vec<SocketAddr>, PluginError> {
         let Some(host) = &socket.host else { return Ok(Vec::new()) };
-        let found = wires::elsewhere(self.others, kind(socket), (host, remote), &self.here)?;
+        let found = wires::elsewhere(&*self.others, kind(socket), (host, remote), &self.here)?;
         Ok(found.into_iter().map(|one| wires::for_family(one, socket.six)).collect())
     }
 }

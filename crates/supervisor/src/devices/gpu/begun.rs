@@ -1,16 +1,18 @@
 //! New proxies that bring devices back.
 
 use super::ring::fill_ring;
-use super::{LIMIT, Restart, Saved, failed, refused};
-use crate::devices::proxies::{Proxy, ProxyId};
+use super::{LIMIT, Saved, failed, refused};
+use crate::devices::proxies::{Launch, Proxies, Proxy, ProxyId};
+use crate::services::keeper::Held;
+use crate::services::warm::WarmProxy;
 use kedge_control::proxy::{Answer, Control, ControlError, Order, StoredFile};
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_gpu_image::place_file;
-use kedge_image::{FileEntry, ImageError, ImageFile, Layers};
+use kedge_image::{FileEntry, Folder, ImageError, ImageFile, Layers, Manifest};
 use kedge_process::plugins::{PluginError, World};
 use kedge_wire::Text;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +21,20 @@ use std::time::{Duration, Instant};
 
 /// Between a proxy's last word and its end.
 const ENDING: Duration = Duration::from_secs(2);
+
+/// What a restart needs.
+#[derive(Debug)]
+pub(crate) struct Restart {
+    /// What starts proxies in the job's init, where none are warm.
+    pub(crate) launch: Launch,
+    /// Where the new proxies are noted.
+    pub(crate) proxies: Proxies,
+    /// Where processes ask for devices.
+    pub(crate) socket: PathBuf,
+    /// The image's.
+    pub(crate) files: Vec<FileEntry>,
+    pub(crate) folder: PathBuf,
+}
 
 /// A proxy that brings a client's devices back.
 #[derive(Debug)]
@@ -29,66 +45,115 @@ pub(super) struct Begun {
     files: Vec<PathBuf>,
 }
 
-/// Makes a client's connection and starts the proxy that brings its devices back.
-pub(super) fn begin(
-    saved: &Saved,
-    world: &mut World,
-    restart: &mut Restart,
-) -> Result<Begun, PluginError> {
-    let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
-    let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
-    let arena = kedge_transport::create_shared_arena().map_err(failed("make a shared arena"))?;
-    fill_ring(&ring, saved, world)?;
-    let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().map_err(failed("duplicate it"));
-    let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
-    let rings = saved.rings.iter().map(|d| (*d, ring.as_fd()));
-    let arenas = saved.arenas.iter().map(|d| (*d, arena.as_fd()));
-    for (description, fd) in sockets.chain(rings).chain(arenas) {
-        world.made(description, again(&fd)?)?;
-    }
-    if let Some(pages) = &saved.pages {
-        super::pages::restore(pages, saved.pid, world)?;
-    }
-    let entry = restart.files.iter().find(|file| file.name == saved.file);
-    let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
-    let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
-    let files = if held.is_none() { open_files(restart, entry)? } else { Vec::new() };
-    let started = restart.launch.provide(restart.warm.pop(), far.as_fd(), &["--restore"]);
-    let proxy = started.map_err(failed("start a proxy"))?;
-    let control = &proxy.control;
-    let pid = saved.pid as u32;
-    let given = match held {
-        Some(held) => {
-            let file = stored(0, &restart.folder, held.file.clone());
-            let given = control.give_files(&[(file, held.memory.as_fd())]);
-            given.and_then(|()| control.give_parts(&held.parts))
-        }
-        None => give_files(control, &files),
-    };
-    let order = Order::Restore { held: held.is_some() };
-    let given = given.and_then(|()| control.give(&order, &[ring.as_fd(), arena.as_fd()]));
-    given.map_err(|error| refused(pid, &error))?;
-    let paths = files.iter().map(|(_, file)| file.path().to_owned());
-    let files = held.map(|held| restart.folder.join(&held.file.name)).into_iter().chain(paths);
-    Ok(Begun { client: pid, proxy, files: files.collect() })
+/// A proxy that starts, and has not been told what to bring back.
+#[derive(Debug)]
+pub(super) struct Started {
+    proxy: Arc<Proxy>,
+    /// The client's end of the connection.
+    near: UnixStream,
+    ring: OwnedFd,
+    arena: OwnedFd,
 }
 
-/// Opens the files that a client's devices come back from: its own and those of its places, each
-/// with those that it builds on. With whose each is.
-fn open_files(
-    restart: &Restart,
-    own: &FileEntry,
-) -> Result<Vec<(u32, Arc<ImageFile>)>, ImageError> {
-    let of_places = (0..MAX_DEVICES as usize).map_while(|place| {
-        let name = place_file(&own.name, place);
-        restart.files.iter().find(|file| file.name == name)
-    });
-    let mut all = Vec::new();
-    for (of, entry) in (0..).zip(std::iter::once(own).chain(of_places)) {
-        let layers = Layers::of_file(&restart.folder.join(&entry.name), entry)?;
-        all.extend(layers.own().iter().map(|file| (of, file.clone())));
+impl Started {
+    /// Makes a client's connection and starts the proxy that is to bring its devices back.
+    pub(super) fn new(restart: &Restart, warm: Option<WarmProxy>) -> Result<Started, PluginError> {
+        let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
+        let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
+        let arena = kedge_transport::create_shared_arena();
+        let arena = arena.map_err(failed("make a shared arena"))?;
+        let proxy = restart.launch.provide(warm, far.as_fd(), &["--restore"]);
+        let proxy = proxy.map_err(failed("start a proxy"))?;
+        Ok(Started { proxy, near, ring, arena })
     }
-    Ok(all)
+
+    /// Fills what ties the client to the proxy, and gives it to the client.
+    fn tie(&self, saved: &Saved, world: &mut World) -> Result<(), PluginError> {
+        let Started { near, ring, arena, .. } = self;
+        fill_ring(ring, saved, world)?;
+        let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned();
+        let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
+        let rings = saved.rings.iter().map(|d| (*d, ring.as_fd()));
+        let arenas = saved.arenas.iter().map(|d| (*d, arena.as_fd()));
+        for (description, fd) in sockets.chain(rings).chain(arenas) {
+            world.made(description, again(&fd).map_err(failed("duplicate it"))?)?;
+        }
+        match &saved.pages {
+            Some(pages) => super::pages::restore(pages, saved.pid, world),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What brings devices back.
+pub(super) struct Sources<'a> {
+    restart: &'a Restart,
+    held: Option<&'a Held>,
+    /// The image and those that it builds on, once one of its files is wanted.
+    chain: Vec<(Folder, Manifest)>,
+}
+
+impl<'a> Sources<'a> {
+    pub(super) fn of(restart: &'a Restart, held: Option<&'a Held>) -> Sources<'a> {
+        Sources { restart, held, chain: Vec::new() }
+    }
+
+    /// Has a proxy bring a client's devices back: from what is held, else from the file that
+    /// `entry` tells of and those that it builds on.
+    pub(super) fn restore(
+        &mut self,
+        (saved, entry): (&Saved, &FileEntry),
+        started: Started,
+        world: &mut World,
+    ) -> Result<Begun, PluginError> {
+        let restart = self.restart;
+        started.tie(saved, world)?;
+        let Started { proxy, ring, arena, .. } = started;
+        let held = self.held.and_then(|held| held.client(&saved.file));
+        let files = if held.is_none() { self.open_files(entry)? } else { Vec::new() };
+        let control = &proxy.control;
+        let pid = saved.pid as u32;
+        let given = match held {
+            Some(held) => {
+                let file = stored(0, &restart.folder, held.file.clone());
+                let given = control.give_files(&[(file, held.memory.as_fd())]);
+                given.and_then(|()| control.give_parts(&held.parts))
+            }
+            None => give_files(control, &files),
+        };
+        let order = Order::Restore { held: held.is_some() };
+        let given = given.and_then(|()| control.give(&order, &[ring.as_fd(), arena.as_fd()]));
+        given.map_err(|error| refused(pid, &error))?;
+        let paths = files.iter().map(|(_, file)| file.path().to_owned());
+        let files = held.map(|held| restart.folder.join(&held.file.name)).into_iter().chain(paths);
+        let files = files.collect();
+        Ok(Begun { client: pid, proxy, files })
+    }
+
+    /// Opens the files that a client's devices come back from: its own and those of its places,
+    /// each with those that it builds on. With whose each is.
+    fn open_files(&mut self, own: &FileEntry) -> Result<Vec<(u32, Arc<ImageFile>)>, ImageError> {
+        let restart = self.restart;
+        if self.chain.is_empty() {
+            self.chain = kedge_image::chain(&restart.folder)?;
+            self.chain[0].0.is_believed()?;
+        }
+        let of_places = (0..MAX_DEVICES as usize).map_while(|place| {
+            let name = place_file(&own.name, place);
+            restart.files.iter().find(|file| file.name == name)
+        });
+        let mut all = Vec::new();
+        for (of, entry) in (0..).zip(std::iter::once(own).chain(of_places)) {
+            if self.chain[0].1.file(&entry.name) != Some(entry) {
+                let (path, offset) = (restart.folder.join(&entry.name), 0);
+                let what = "it is not the one that its image's manifest names";
+                return Err(ImageError::Damaged { path, offset, what });
+            }
+            let layers = Layers::open(&self.chain, &entry.name)?;
+            all.extend(layers.own().iter().map(|file| (of, file.clone())));
+        }
+        Ok(all)
+    }
 }
 
 /// Gives a proxy open files, which it reads by their descriptors: it needs no way to their folders,

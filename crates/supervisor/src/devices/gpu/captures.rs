@@ -1,6 +1,7 @@
 //! What proxies have captured, and the files of an image that they write it to.
 
-use super::LIMIT;
+use super::checkpoint::GpuCheckpoint;
+use super::{Client, LIMIT};
 use crate::base::phases;
 use crate::devices::quiesce::Resting;
 use crate::services::keeper::At;
@@ -10,26 +11,42 @@ use kedge_control::warn;
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_gpu_image::place_file;
 use kedge_image::{Choice, Claim, FileEntry, ImageError, Manifest};
-use kedge_process::plugins::PluginError;
+use kedge_process::plugins::{Plugin, PluginError};
 use kedge_process::{Captured, EngineError};
 use kedge_socket::frame::MAX_FDS;
 use kedge_wire::Text;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 /// What the devices of a job held, until it is written or this is dropped.
 #[derive(Debug)]
 pub(crate) struct Captures {
+    /// What has them captured.
+    gpu: Arc<GpuCheckpoint>,
     /// With the names of their files.
     clients: Vec<(String, Resting)>,
 }
 
 impl Captures {
-    pub(super) fn of(clients: Vec<(String, Resting)>) -> Captures {
-        Captures { clients }
+    /// Returns what the clients of `gpu` will have captured.
+    pub(crate) fn of(gpu: GpuCheckpoint) -> Captures {
+        let named = |client: &Client| (client.file(), client.resting.clone());
+        let clients = gpu.clients.iter().map(named).collect();
+        Captures { gpu: Arc::new(gpu), clients }
+    }
+
+    /// Returns the plugin by which a checkpoint captures them.
+    pub(crate) fn plugin(&self) -> Arc<dyn Plugin> {
+        self.gpu.clone()
+    }
+
+    /// Waits for all proxies that have been asked to capture: one that fails has told why.
+    pub(crate) fn settle(&self) {
+        let _ = self.gpu.settle();
     }
 
     /// Writes everything, the processes' memory side by side with the devices': the image that
@@ -82,6 +99,8 @@ impl Captures {
 
 impl Drop for Captures {
     fn drop(&mut self) {
+        // A checkpoint may have failed while they captured.
+        self.settle();
         for (_, client) in &self.clients {
             // One that does not hear it has ended, and what it held with it.
             let _ = client.proxy.control.does(&Order::Forget {}, LIMIT);

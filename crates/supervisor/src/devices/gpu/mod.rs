@@ -4,94 +4,28 @@
 
 mod begun;
 mod captures;
+mod checkpoint;
 mod pages;
+mod restart;
 mod ring;
 
-use crate::base::sockets::{leads_to, listen};
-use crate::devices::proxies::{Launch, Proxies};
 use crate::devices::quiesce::Resting;
-use crate::devices::sharing::{self, Lent};
-use crate::job::jobs::NVML_SOCKET;
-use crate::services::keeper::Held;
-use crate::services::management;
-use crate::services::warm::WarmProxy;
-use begun::{Begun, begin, go_on, in_full, why_not};
+pub(crate) use begun::Restart;
 pub(crate) use captures::Captures;
-use kedge_control::aliases;
-use kedge_control::proxy::{Answer, ControlError, Order};
-use kedge_image::{FileEntry, Manifest};
-use kedge_process::EngineError;
-use kedge_process::plugins::{
-    Blob, Capture, Claim, Found, Job, Plugin, PluginError, Process, Refusal, World, unix_peer,
-};
+pub(crate) use checkpoint::{GpuCheckpoint, was_connecting};
+use kedge_control::proxy::ControlError;
+use kedge_process::plugins::{Blob, Found, Job, PluginError, Process};
 use pages::SavedPages;
-use ring::save_ring;
+pub(crate) use restart::GpuRestart;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longer than any device takes.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// The plugin of this process's job.
-pub(crate) static GPU: Gpu = Gpu(Mutex::new(Moment::Idle));
-
-#[derive(Debug)]
-pub(crate) struct Gpu(Mutex<Moment>);
-
-/// What the plugin is used for.
-#[derive(Debug, Default)]
-enum Moment {
-    #[default]
-    Idle,
-    /// These are at rest and may be captured.
-    Checkpoint {
-        clients: Vec<Client>,
-        /// Memory of which processes may have descriptors.
-        lent: Vec<Lent>,
-        /// The job's, by which a process asks for devices.
-        socket: PathBuf,
-        /// Whether this image or a later one may build on another.
-        track: bool,
-        /// So many of them capture, and have not said yet that they are done.
-        asked: usize,
-    },
-    Restart {
-        restart: Box<Restart>,
-        begun: Vec<Begun>,
-    },
-    /// Processes may ask for devices as soon as they run.
-    Restarted(UnixListener),
-}
-
-#[derive(Debug)]
-struct Client {
-    resting: Resting,
-    /// The inode of its own end.
-    end: u64,
-}
-
-/// What a restart needs.
-#[derive(Debug)]
-pub(crate) struct Restart {
-    pub(crate) launch: Launch,
-    /// Where the new proxies are noted.
-    pub(crate) proxies: Proxies,
-    /// Where processes ask for devices.
-    pub(crate) socket: PathBuf,
-    /// The image's.
-    pub(crate) files: Vec<FileEntry>,
-    pub(crate) folder: PathBuf,
-    /// What of it is held in memory.
-    pub(crate) held: Option<Held>,
-    /// Proxies that are ready, as many as there were.
-    pub(crate) warm: Vec<WarmProxy>,
-}
+/// What images call the plugins' state.
+const NAME: &str = "gpu";
 
 #[derive(Serialize, Deserialize)]
 struct State {
@@ -123,60 +57,11 @@ struct Saved {
     pages: Option<SavedPages>,
 }
 
-/// Whether a file of an image is what devices held: a client's, or those of one of its places.
-pub fn is_of_devices(name: &str) -> bool {
-    name.starts_with("gpu-") && name.ends_with(".kimg")
-}
-
-/// Whether a file of an image is the one of a client's devices.
-pub(crate) fn is_of_client(name: &str) -> bool {
-    is_of_devices(name) && !kedge_gpu_image::is_of_place(name)
-}
-
-/// Why a process cannot be captured for a moment.
-const CONNECTING: &str = "the process is just getting its devices: try again";
-
-/// Whether the job could not be captured because a process was just getting its devices.
-pub(crate) fn was_connecting(error: &EngineError) -> bool {
-    let EngineError::Descriptors(PluginError::Survey(refusals)) = error else { return false };
-    // Until it is connected, what it is to share with its proxy is nobody's; of what is under way
-    // to it, the socket is named first.
-    let is = |refusal: &Refusal, why: &str| refusal.remedy.ends_with(why);
-    refusals.iter().all(|refusal| is(refusal, CONNECTING) || is(refusal, LOST))
-        && refusals.iter().any(|refusal| is(refusal, CONNECTING))
-}
-
-/// Why a client cannot be captured whose proxy has ended.
-const LOST: &str =
-    "its devices are gone with their proxy: restart the job from an image (`kedge run --recover`)";
-
-/// Whether it is memory that a client and its proxy share.
-fn is_shared_with_a_proxy(file: &Found) -> bool {
-    let link = file.link.to_string_lossy();
-    let known = ["/memfd:kedge-ring", "/memfd:kedge-shared"];
-    known.iter().any(|name| link.starts_with(name)) || pages::is_file(file)
-}
-
-/// Where the job's questions to NVIDIA's management library are answered: beside the job's socket.
-fn nvml(socket: &Path) -> PathBuf {
-    socket.with_file_name(NVML_SOCKET)
-}
-
-/// Whether it is a connection to the job's socket, which becomes one to a proxy. One whose proxy
-/// has ended is not.
-fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
-    let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
-    let end = || job.duplicate(file).ok().map(UnixStream::from);
-    stream && end().is_some_and(|end| leads_to(&end, socket) && !is_over(&end))
-}
-
-/// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it
-/// had, but is not.
-fn is_over(end: &UnixStream) -> bool {
-    let mut looked = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one structure, which lives as long as the call; it does not wait.
-    let found = unsafe { libc::poll(&raw mut looked, 1, 0) };
-    found > 0 && looked.revents & libc::POLLHUP != 0
+#[derive(Debug)]
+struct Client {
+    resting: Resting,
+    /// The inode of its own end.
+    end: u64,
 }
 
 /// What a description is to a client.
@@ -224,64 +109,14 @@ impl Client {
     }
 }
 
-impl Gpu {
-    /// These clients are at rest, and the job is about to be captured.
-    pub(crate) fn checkpoint_of(
-        &self,
-        clients: &[Resting],
-        lent: Vec<Lent>,
-        socket: &Path,
-        track: bool,
-    ) -> io::Result<Captures> {
-        let mut known = Vec::new();
-        for resting in clients {
-            match unix_peer(resting.socket) {
-                Ok(Some(end)) => known.push(Client { resting: resting.clone(), end }),
-                // It has just gone, or its proxy has with it.
-                Ok(None) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
-        let clients = captured.collect();
-        let socket = socket.to_owned();
-        *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track, asked: 0 };
-        Ok(Captures::of(clients))
-    }
+/// Whether a file of an image is what devices held: a client's, or those of one of its places.
+pub fn is_of_devices(name: &str) -> bool {
+    name.starts_with("gpu-") && name.ends_with(".kimg")
+}
 
-    /// Descriptors are about to be made again, in this process.
-    pub(crate) fn restart_with(&self, restart: Restart) {
-        *self.moment() = Moment::Restart { restart: Box::new(restart), begun: Vec::new() };
-    }
-
-    /// What the process that restarts the job still holds: its copy of what the init was given.
-    pub(crate) fn held(&self) -> Option<Held> {
-        match std::mem::take(&mut *self.moment()) {
-            Moment::Restart { restart, .. } => restart.held,
-            _ => None,
-        }
-    }
-
-    /// Where processes of the job that has been restarted ask for devices.
-    pub(crate) fn listener(&self) -> Option<UnixListener> {
-        match std::mem::take(&mut *self.moment()) {
-            Moment::Restarted(listener) => Some(listener),
-            _ => None,
-        }
-    }
-
-    /// Neither. Of a checkpoint that has failed, what proxies say is waited for, so that nobody
-    /// takes it for another answer.
-    pub(crate) fn idle(&self) {
-        if let Moment::Checkpoint { clients, asked, .. } = std::mem::take(&mut *self.moment()) {
-            let _ = all_captured(&clients[..asked]);
-        }
-    }
-
-    fn moment(&self) -> MutexGuard<'_, Moment> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Whether a file of an image is the one of a client's devices.
+pub(crate) fn is_of_client(name: &str) -> bool {
+    is_of_devices(name) && !kedge_gpu_image::is_of_place(name)
 }
 
 fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PluginError {
@@ -290,190 +125,4 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PluginError {
 
 fn refused(pid: u32, error: &ControlError) -> PluginError {
     PluginError::Refused(format!("the devices of process {pid}: {error}"))
-}
-
-impl Plugin for Gpu {
-    fn name(&self) -> &'static str {
-        "gpu"
-    }
-
-    fn claim(&self, file: &Found, job: &Job) -> Claim {
-        match &*self.moment() {
-            Moment::Checkpoint { clients, .. }
-                if clients.iter().any(|c| c.part(file, job).is_some()) =>
-            {
-                Claim::Yes
-            }
-            Moment::Checkpoint { clients, .. }
-                if clients.iter().any(|client| pages::is_starting(file, job, client)) =>
-            {
-                Claim::Refused(CONNECTING.to_owned())
-            }
-            Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
-                Claim::Yes
-            }
-            Moment::Checkpoint { socket, .. }
-                if management::opened(file, job, &nvml(socket)).is_some() =>
-            {
-                Claim::Yes
-            }
-            Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
-                Claim::Refused(CONNECTING.to_owned())
-            }
-            Moment::Checkpoint { .. } if is_shared_with_a_proxy(file) => {
-                Claim::Refused(LOST.to_owned())
-            }
-            _ => Claim::No,
-        }
-    }
-
-    fn checkpoint(
-        &self,
-        capture: &mut Capture,
-        mine: &[usize],
-    ) -> Result<Option<Value>, PluginError> {
-        let mut moment = self.moment();
-        let Moment::Checkpoint { clients, lent, track, asked, socket } = &mut *moment else {
-            return Ok(None);
-        };
-        for client in &*clients {
-            begin_capture(client, *track, capture.base)?;
-            *asked += 1;
-        }
-        let clients = clients.iter().map(|client| save(client, capture, mine));
-        let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
-        let memory = sharing::save(capture, mine, lent);
-        let travels = !lent.is_empty();
-        let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
-        let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
-        let management = management::save(capture, &rest, &nvml(socket));
-        if clients.is_empty() && management.is_empty() && memory.is_empty() {
-            return Ok(None);
-        }
-        let all = serde_json::to_value(State { clients, management, memory, travels });
-        all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
-    }
-
-    fn captured(&self) -> Result<(), PluginError> {
-        match &mut *self.moment() {
-            Moment::Checkpoint { clients, asked, .. } => {
-                all_captured(&clients[..std::mem::take(asked)])
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
-        let mut moment = self.moment();
-        let Moment::Restart { restart, begun } = &mut *moment else {
-            return Err(PluginError::NoPlugin("gpu".to_owned()));
-        };
-        let State { clients, management, memory, travels } = world.parse(state)?;
-        if travels && !restart.warm.is_empty() {
-            // Their descriptors are compared with others' by kcmp, which takes proxies of this
-            // namespace.
-            restart.warm.clear();
-            restart.launch.note(
-                "no warm proxy serves processes whose device memory travelled as descriptors: new ones start",
-            );
-        }
-        let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
-        aliases::clear(&folder);
-        for saved in clients {
-            begun.push(begin(&saved, world, restart)?);
-        }
-        for (description, name) in memory {
-            let name = aliases::parse(&name);
-            let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
-            let fails = || begun.iter().any(Begun::has_ended);
-            let found = aliases::descriptor(&folder, &name, fails).map_err(|source| {
-                let what =
-                    "find device memory that is shared: the proxy that has it ended or is silent";
-                why_not(begun, PluginError::System { what: what.into(), source })
-            });
-            world.made(description, found?)?;
-        }
-        management.into_iter().try_for_each(|(at, path)| management::reopen(at, &path, world))
-    }
-
-    fn rebuilt(&self) -> Result<(), PluginError> {
-        let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
-            return Ok(());
-        };
-        let all = begun.iter().map(|begun| (begun.client, &begun.proxy));
-        sharing::wait_for_all(all, LIMIT).map_err(|error| {
-            PluginError::Refused(in_full(&begun, format!("the devices of {error}")))
-        })?;
-        for Begun { client, proxy, .. } in begun {
-            go_on(&proxy, client)?;
-            restart.proxies.add(proxy).map_err(failed("start a thread"))?;
-        }
-        let listener = listen(&restart.socket);
-        let listener = listener.map_err(failed("listen on the job's socket"))?;
-        *self.moment() = Moment::Restarted(listener);
-        Ok(())
-    }
-}
-
-/// Has a client's devices captured, for a file that may build on its own in `base`. All do so at
-/// once, and while the processes are held.
-fn begin_capture(client: &Client, track: bool, base: Option<&Manifest>) -> Result<(), PluginError> {
-    let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
-    let given = client.resting.proxy.control.give(&Order::Capture { track, parent }, &[]);
-    given.map_err(|error| refused(client.resting.pid, &error))
-}
-
-/// Waits for all of them, whether they succeed or not: the first failure.
-fn all_captured(clients: &[Client]) -> Result<(), PluginError> {
-    let answer = |client: &Client| match client.resting.proxy.control.answer(LIMIT) {
-        Ok(Answer::Captured { .. }) => Ok(()),
-        Ok(_) => Err(refused(client.resting.pid, &ControlError::Nonsense)),
-        Err(error) => Err(refused(client.resting.pid, &error)),
-    };
-    clients.iter().map(answer).fold(Ok(()), Result::and)
-}
-
-fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved, PluginError> {
-    let part = |part| {
-        let is_part = |index: &usize| client.part(capture.file(*index), capture.job) == Some(part);
-        let found = mine.iter().filter(|index| is_part(index));
-        found.copied().collect::<Vec<usize>>()
-    };
-    let (sockets, rings, arenas) = (part(Part::Socket), part(Part::Ring), part(Part::Arena));
-    let first = rings.first().copied();
-    let first = first.ok_or_else(|| PluginError::Refused("a client has closed its ring".into()))?;
-    let numbers =
-        |indices: Vec<usize>| indices.into_iter().map(|index| index as u32).collect::<Vec<u32>>();
-    let managed = (numbers(part(Part::Pages)), numbers(part(Part::Watcher)));
-    let pid = client.resting.pid as i32;
-    Ok(Saved {
-        pid: capture.job.inner(pid).unwrap_or(pid),
-        file: client.file(),
-        sockets: numbers(sockets),
-        rings: numbers(rings),
-        arenas: numbers(arenas),
-        ring: save_ring(capture, first)?,
-        pages: pages::save(client, capture, managed)?,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_connection_that_nobody_has_accepted_is_not_over() {
-        let folder = std::env::temp_dir().join(format!("kgpu-over-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("socket");
-        let listener = UnixListener::bind(&path).unwrap();
-        let end = UnixStream::connect(&path).unwrap();
-        assert!(leads_to(&end, &path) && !leads_to(&end, &folder));
-        assert!(!is_over(&end));
-        let (accepted, _) = listener.accept().unwrap();
-        assert!(!is_over(&end));
-        drop(accepted);
-        assert!(is_over(&end));
-        std::fs::remove_dir_all(folder).unwrap();
-    }
 }

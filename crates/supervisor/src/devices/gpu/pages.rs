@@ -5,7 +5,7 @@
 //! ([`kedge_transport::managed`]).
 
 use super::ring::seek;
-use super::{Client, failed};
+use super::{Client, Part, failed};
 use kedge_cuda_types::arena::DEVICE_BASE;
 use kedge_process::plugins::{
     Argument, Blob, Capture, Found, InjectedCall, Job, PluginError, World,
@@ -178,7 +178,7 @@ fn views(client: &Client, capture: &Capture, index: usize, length: u64) -> Vec<(
     let Some(process) = holder else { return Vec::new() };
     let own = capture.mapped(process, found).into_iter();
     let own = own.filter(|(start, _, offset)| *start == DEVICE_BASE + offset);
-    let is_arena = |file: &&Found| client.part(file, capture.job) == Some(super::Part::Arena);
+    let is_arena = |file: &&Found| client.part(file, capture.job) == Some(Part::Arena);
     let arena = capture.job.files.iter().find(is_arena);
     let shared = arena.map_or(Vec::new(), |arena| capture.mapped(process, arena));
     let end = DEVICE_BASE + managed::devices(length).map_or(0, managed::bits);

@@ -10,16 +10,15 @@ mod meet;
 mod plugin;
 mod session;
 
-pub(crate) use link::Held;
-use link::Link;
+pub(crate) use link::{Held, Link};
 pub(crate) use meet::{Meeting, STARTS, hear, met, tell};
-pub(crate) use plugin::PMI;
+pub(crate) use plugin::RankRestart;
 pub(crate) use session::Open;
 pub use session::RankError;
 
 use crate::job::policy::Policy;
 use kedge_control::joblog::JobLog;
-use kedge_process::plugins::Plugin;
+use kedge_process::EngineError;
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -55,7 +54,7 @@ impl Seat {
     /// The policy has what no rank can have.
     pub(crate) fn of_image(image: &Path, policy: &Policy) -> Result<Option<Seat>, RankError> {
         // One that cannot be read is passed over where it would be restarted.
-        let holds = || kedge_process::holds(image, PMI.name()).unwrap_or(false);
+        let holds = || is_of_rank(image).unwrap_or(false);
         let seat = Seat::here().filter(|_| holds());
         if seat.is_some() && policy.recover.is_some() {
             return Err(RankError::Option("--recover"));
@@ -158,15 +157,26 @@ pub(crate) struct End {
     pub(crate) number: RawFd,
 }
 
-/// Has the program of the job that this process supervises speak with a relay: its end.
+/// Returns whether the image is of a rank that had a session with its step.
+///
+/// # Errors
+/// The image cannot be read.
+pub(crate) fn is_of_rank(image: &Path) -> Result<bool, EngineError> {
+    kedge_process::holds(image, plugin::NAME)
+}
+
+/// Has the program of the job that this process supervises speak with a relay: that, and the
+/// program's end.
 ///
 /// # Errors
 /// There are no descriptors or threads left.
-pub(crate) fn serve(seat: &Seat, open: Open, log: &Arc<JobLog>) -> Result<End, RankError> {
+pub(crate) fn serve(
+    seat: &Seat,
+    open: Open,
+    log: &Arc<JobLog>,
+) -> Result<(Arc<Link>, End), RankError> {
     seat.keep()?;
-    let (link, end) = Link::start(seat, open, log.clone())?;
-    PMI.runs(link);
-    Ok(end)
+    Link::start(seat, open, log.clone())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The plugin for the program's end of the relay. An image says "the relay", and what waits in
 //! either direction; a restart connects it to the relay of the new step.
 
-use super::{Held, Link, Open, RankError, Seat};
+use super::{Link, Open, RankError, Seat};
 use kedge_control::joblog::JobLog;
 use kedge_pmi::{Rank, Saved};
 use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, World};
@@ -9,29 +9,21 @@ use rustix::io::{fcntl_dupfd_cloexec, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The plugin of this process's job.
-pub(crate) static PMI: Pmi = Pmi(Mutex::new(Moment::Without));
+/// What images call the plugins' state.
+pub(super) const NAME: &str = "pmi";
 
+/// The plugin of a restart: it makes the rank's descriptor again.
 #[derive(Debug)]
-pub(crate) struct Pmi(Mutex<Moment>);
-
-/// What there is of a relay.
-#[derive(Debug, Default)]
-enum Moment {
-    /// The job is no rank.
-    #[default]
-    Without,
-    /// It passes on what the rank says.
-    Runs(Arc<Link>),
-    /// The rank is about to be restarted in this seat; where another process has begun the
-    /// session, as whom.
-    Restart(Seat, Option<Rank>),
+pub(crate) struct RankRestart {
+    /// The seat in which the job is restarted; where another process has begun the session, as
+    /// whom. `None`: it is no rank here.
+    seat: Option<(Seat, Option<Rank>)>,
     /// Its descriptor is there again, and nobody serves it yet.
-    Restarted(Box<Restarted>),
+    restarted: Mutex<Option<Restarted>>,
 }
 
 #[derive(Debug)]
@@ -49,51 +41,37 @@ struct State {
     session: Saved,
 }
 
-impl Pmi {
-    fn moment(&self) -> MutexGuard<'_, Moment> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl RankRestart {
+    pub(crate) fn new(seat: Option<(Seat, Option<Rank>)>) -> RankRestart {
+        RankRestart { seat, restarted: Mutex::default() }
     }
 
-    /// The job of this process is a rank, with that relay.
-    pub(crate) fn runs(&self, link: Arc<Link>) {
-        *self.moment() = Moment::Runs(link);
+    /// Returns the descriptor that the job's init needs for it: the step's.
+    pub(crate) fn number(&self) -> Option<RawFd> {
+        self.seat.as_ref().map(|(seat, _)| seat.fd)
     }
 
-    /// A rank's descriptor is about to be made again.
-    pub(crate) fn restart_in(&self, seat: Seat, rank: Option<Rank>) {
-        *self.moment() = Moment::Restart(seat, rank);
-    }
-
-    /// Begins to pass on what a restarted rank says, all ranks of the step being there.
+    /// Begins to pass on what a restarted rank says, all ranks of the step being there. Returns its
+    /// relay, if it has one.
     ///
     /// # Errors
     /// There are no threads left.
-    pub(crate) fn serve(&self, log: Arc<JobLog>) -> Result<(), RankError> {
-        let mut moment = self.moment();
-        let restarted = match std::mem::take(&mut *moment) {
-            Moment::Restarted(restarted) => restarted,
-            // The others wait for all ranks.
-            Moment::Restart(seat, Some(rank)) => return Link::only_meet(&seat, rank, log),
-            other => {
-                *moment = other;
-                return Ok(());
+    pub(crate) fn serve(&self, log: Arc<JobLog>) -> Result<Option<Arc<Link>>, RankError> {
+        let restarted = self.restarted().take();
+        match (restarted, &self.seat) {
+            (Some(Restarted { open, own, other, saved }), _) => {
+                Link::resume(own, &other, saved, open, log).map(Some)
             }
-        };
-        let Restarted { open, own, other, saved } = *restarted;
-        *moment = Moment::Runs(Link::resume(own, &other, saved, open, log)?);
-        Ok(())
+            // The others wait for all ranks.
+            (None, Some((seat, Some(rank)))) => {
+                Link::only_meet(seat, rank.clone(), log).map(|()| None)
+            }
+            (None, _) => Ok(None),
+        }
     }
 
-    /// Holds the rank's session, for a checkpoint, where there is one.
-    ///
-    /// # Errors
-    /// The rank waits for others of its step.
-    pub(crate) fn hold(&self) -> Result<Option<Held>, RankError> {
-        let link = match &*self.moment() {
-            Moment::Runs(link) => link.clone(),
-            _ => return Ok(None),
-        };
-        link.hold().map(Some)
+    fn restarted(&self) -> MutexGuard<'_, Option<Restarted>> {
+        self.restarted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,19 +99,16 @@ fn unread(end: &OwnedFd) -> Result<Vec<u8>, PluginError> {
     Ok(bytes)
 }
 
-impl Plugin for Pmi {
+/// The plugin of a checkpoint.
+impl Plugin for Link {
     fn name(&self) -> &'static str {
-        "pmi"
+        NAME
     }
 
     fn claim(&self, file: &Found, _job: &Job) -> Claim {
-        match &*self.moment() {
-            Moment::Runs(link)
-                if file.socket.is_some() && link.is_end((file.stat.device, file.stat.inode)) =>
-            {
-                Claim::Yes
-            }
-            _ => Claim::No,
+        match file.socket.is_some() && self.is_end((file.stat.device, file.stat.inode)) {
+            true => Claim::Yes,
+            false => Claim::No,
         }
     }
 
@@ -142,28 +117,40 @@ impl Plugin for Pmi {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let moment = self.moment();
-        let (Moment::Runs(link), Some(index)) = (&*moment, mine.first()) else { return Ok(None) };
+        let Some(index) = mine.first() else { return Ok(None) };
         let waits = unread(&capture.duplicate(*index)?)?;
-        let session = link.save(waits).map_err(|error| refused(&error))?;
+        let session = self.save(waits).map_err(|error| refused(&error))?;
         let state = State { socket: *index as u32, session };
         let state = serde_json::to_value(state);
         state.map(Some).map_err(|error| system("write the rank's state", error))
     }
+}
+
+impl Plugin for RankRestart {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn claim(&self, _file: &Found, _job: &Job) -> Claim {
+        Claim::No
+    }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
         let State { socket, session } = world.parse(state)?;
-        let mut moment = self.moment();
-        let Moment::Restart(seat, rank) = std::mem::take(&mut *moment) else {
+        let Some((seat, rank)) = &self.seat else {
             return Err(PluginError::Refused(format!(
                 "the job is rank {} of a step of {}: restart it by Slurm, with as many ranks \
                  (`srun --mpi=pmi2 -n {} kedge restart …`)",
                 session.rank, session.size, session.size
             )));
         };
+        let mut restarted = self.restarted();
+        if restarted.is_some() {
+            return Err(PluginError::Damaged("it has two sessions with a step".to_owned()));
+        }
         let open = match rank {
-            Some(rank) => Open::after(&seat, rank),
-            None => Open::begin(&seat),
+            Some(rank) => Open::after(seat, rank.clone()),
+            None => Open::begin(seat),
         };
         let open = open.map_err(|error| refused(&error))?;
         let found = (open.rank.rank, open.rank.size);
@@ -177,8 +164,7 @@ impl Plugin for Pmi {
         let (own, other) = pair.map_err(|error| system("make a relay", error))?;
         let kept = fcntl_dupfd_cloexec(&other, 0).map_err(|error| system("make a relay", error))?;
         world.made(socket, other)?;
-        let restarted = Restarted { open, own, other: kept, saved: session };
-        *moment = Moment::Restarted(Box::new(restarted));
+        *restarted = Some(Restarted { open, own, other: kept, saved: session });
         Ok(())
     }
 }
