@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Of pidfd_open: a thread that is not its process's first (Linux 6.9).
 const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
@@ -28,6 +28,10 @@ const LOOKS: usize = 100;
 
 /// How long a program that runs may take to accept the connections that wait at one socket.
 const ACCEPT_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How long claims that end in refusals may take together: each may wait for what a process is to
+/// do. After that nobody else is asked, and what was refused until then is told.
+const REFUSALS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What becomes of the contents of files that are open for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,11 +98,18 @@ impl<'a> Survey<'a> {
         streams::recognise(&mut job, options);
         let plugins = all(&options.more);
         let mut claims = Vec::with_capacity(job.files.len());
-        let mut refusals = Vec::new();
+        let (mut refusals, mut waited) = (Vec::new(), Duration::ZERO);
         for file in &job.files {
+            let begin = Instant::now();
             match claimed(file, &job, &plugins) {
                 Ok(plugin) => claims.push(plugin),
-                Err(refusal) => refusals.push(refusal),
+                Err(refusal) => {
+                    refusals.push(refusal);
+                    waited += begin.elapsed();
+                }
+            }
+            if waited >= REFUSALS_TIMEOUT {
+                break;
             }
         }
         if !refusals.is_empty() {
