@@ -161,11 +161,9 @@ impl Begun {
             ids: &ids,
         };
         let told = told(&stopped, &mappings, &common, &objects)?;
-        let (mut looked, mut resigned) = (Vec::new(), Vec::new());
-        for ((process, told), mappings) in stopped.processes.iter_mut().zip(told).zip(mappings) {
-            let (objects, session) = (&mut objects, &mut session);
-            looked.push(process::look(process, mappings, told, &common, objects, session)?);
-        }
+        let (told, mut resigned) = (told.into_iter().zip(mappings).collect(), Vec::new());
+        let (processes, seen) = (&mut stopped.processes, &mut session);
+        let looked = process::look(processes, told, &common, &mut objects, seen)?;
         let held = hold::hold(&mut stopped.processes, looked, &common, &mut resigned)?;
         hold::reinstate(&mut stopped.processes, resigned)?;
         refuse_deadly_parents(&stopped, &held)?;
