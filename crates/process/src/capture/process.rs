@@ -37,6 +37,7 @@ pub(super) struct Common<'a> {
     pub(super) lookup: Lookup,
     /// Of all processes.
     pub(super) ids: &'a [Ids],
+    pub(super) exit_signals: &'a [i32],
 }
 
 impl Common<'_> {

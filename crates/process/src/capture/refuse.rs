@@ -74,6 +74,7 @@ fn mapped(
 ) -> Result<(), EngineError> {
     let at = proc::reach(pid);
     let mappings = maps::named(at)?;
+    huge_pages(at, &mappings)?;
     let nameless = mapped::look(at, &mappings, lookup, is_held)?;
     guards::refuse_in(at, &nameless)?;
     // One that is ending maps nothing any more.
@@ -87,8 +88,7 @@ fn one(pid: pid_t, here: &Here) -> Result<(), EngineError> {
     if tracer != 0 {
         return Err(EngineError::Traced { pid, tracer });
     }
-    process(at, here)?;
-    huge_pages(at, &maps::of(at)?)?;
+    process(pid, at, here)?;
     let user = (!geteuid().is_root()).then(|| geteuid().as_raw());
     if let Some(login) = user.and_then(|user| lost_login(at, user, &here.login)) {
         let what = "which a restart can give back to root's jobs alone";
@@ -107,21 +107,21 @@ fn lost_login(pid: pid_t, user: u32, own: &str) -> Option<String> {
     (login != own.trim() && login != user.to_string()).then(|| login.to_owned())
 }
 
-/// Of a process, reached by its thread `pid`.
-pub(super) fn process(pid: pid_t, here: &Here) -> Result<(), EngineError> {
+/// Refuses the process `pid` for where it is: by its thread `at`, or its clone, which is there.
+pub(super) fn process(pid: pid_t, at: pid_t, here: &Here) -> Result<(), EngineError> {
     let unsupported = |what: &str| {
         Err(EngineError::unsupported(pid, format!("{what}, which kedge cannot save yet")))
     };
     for (name, own) in NAMESPACES.into_iter().zip(&here.namespaces) {
         // As bytes: a comparison of paths would take them apart.
-        if proc::link(pid, name)?.as_os_str() != own.as_os_str() {
+        if proc::link(at, name)?.as_os_str() != own.as_os_str() {
             return unsupported("it has namespaces of its own");
         }
     }
-    if proc::link(pid, "root")? != Path::new("/") {
+    if proc::link(at, "root")? != Path::new("/") {
         return unsupported("it has changed its root folder");
     }
-    if let Some(group) = other_group(&proc::text(pid, "cgroup")?, &here.groups) {
+    if let Some(group) = other_group(&proc::text(at, "cgroup")?, &here.groups) {
         return unsupported(&format!("it has moved into the control group {group}"));
     }
     Ok(())
