@@ -221,48 +221,54 @@ fn survey(pids: &[i32], options: &Options, still: bool) -> Result<Survey<'static
 /// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
 /// stopped job is looked at again.
 fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
-    /// Looks at what may be otherwise in a moment: a process that is becoming another program has
-    /// for that long a first thread that has ended, one that has just mapped a file may remove its
-    /// name, and children may be about to lead sessions.
-    const LOOKS: usize = 5;
-    const PAUSE: Duration = Duration::from_millis(3);
-    for _ in 1..LOOKS {
-        match look_ahead(roots, options) {
+    let survey = again(|| look_ahead(roots, options))?;
+    let Some(survey) = survey else { return Ok(()) };
+    refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode))
+}
+
+/// Looks again at what may be otherwise in a moment: a process that is becoming another program has
+/// for that long a first thread that has ended, and children may be about to lead sessions.
+fn again<T>(look: impl Fn() -> Result<T, EngineError>) -> Result<T, EngineError> {
+    for _ in 1..refuse::LOOKS {
+        match look() {
             Err(EngineError::Descriptors(PluginError::Survey(refusals)))
                 if refusals.iter().any(|refusal| refusal.fd.is_none()) => {}
-            Err(EngineError::Unsupported { .. } | EngineError::NoEntry { .. }) => {
-                std::thread::sleep(PAUSE);
-            }
+            Err(error) if refuse::passes(&error) => std::thread::sleep(refuse::PAUSE),
             other => return other,
         }
     }
-    look_ahead(roots, options)
+    look()
 }
 
-fn look_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+/// The survey of what the processes hold open; `None` where those that are in its way have ended.
+fn look_ahead(roots: &Roots, options: &Options) -> Result<Option<Survey<'static>>, EngineError> {
     refuse::ahead(roots)?;
-    match survey(&stop::alive(roots), options, false) {
+    let survey = match survey(&stop::alive(roots), options, false) {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
-            let remain = stop::alive(roots);
-            let holds = |refusal: &Refusal| {
-                let at = proc::reach(refusal.pid);
-                let descriptor = |fd| format!("/proc/{at}/fd/{fd}");
-                let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
-                // One that is ending shows none of them; what else cannot be listed cannot be
-                // stopped.
-                let shows = || std::fs::read_dir(format!("/proc/{at}/fd")).is_ok();
-                remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
+            let refusals = of_those_that_remain(refusals, &stop::alive(roots));
+            return if refusals.is_empty() {
+                Ok(None)
+            } else {
+                Err(PluginError::Survey(refusals).into())
             };
-            let refusals: Vec<Refusal> = refusals.into_iter().filter(holds).collect();
-            let none = refusals.is_empty();
-            if none { Ok(()) } else { Err(PluginError::Survey(refusals).into()) }
         }
-        Err(other) => Err(other),
-        Ok(survey) => {
-            refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode))?;
-            place_ahead(roots)
-        }
-    }
+        other => other?,
+    };
+    place_ahead(roots)?;
+    Ok(Some(survey))
+}
+
+/// Those of `refusals` that are of processes which `remain`, and of what these have open still.
+fn of_those_that_remain(refusals: Vec<Refusal>, remain: &[i32]) -> Vec<Refusal> {
+    let holds = |refusal: &Refusal| {
+        let at = proc::reach(refusal.pid);
+        let descriptor = |fd| format!("/proc/{at}/fd/{fd}");
+        let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
+        // One that is ending shows none of them; what else cannot be listed cannot be stopped.
+        let shows = || std::fs::read_dir(format!("/proc/{at}/fd")).is_ok();
+        remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
+    };
+    refusals.into_iter().filter(holds).collect()
 }
 
 /// Tells whether the processes of `roots` could get their places among sessions and groups again.
