@@ -68,10 +68,12 @@ pub(super) fn hold(
     Ok(held)
 }
 
-/// How many processes are cloned side by side: each has one more while its clone is made.
+/// How many processes are cloned side by side: each has one more while its clone is made. With few
+/// the processors wait for each other at each step.
 fn side_by_side() -> usize {
     const EACH: usize = 4;
-    std::thread::available_parallelism().map_or(EACH, |cores| cores.get() * EACH)
+    const FEWEST: usize = 32;
+    std::thread::available_parallelism().map_or(FEWEST, |cores| FEWEST.max(cores.get() * EACH))
 }
 
 type Wants<'a> = (&'a mut StoppedProcess, &'a Looked, &'a mut Option<FrozenClone>);
