@@ -240,7 +240,8 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
     Err(whole(pid)(&"it cannot be compared (kcmp), or changes too fast while it is looked at"))
 }
 
-pub(super) fn process(pid: i32) -> std::io::Result<Process> {
+/// The process `pid`, by another thread where its first has ended.
+pub(crate) fn process(pid: i32) -> std::io::Result<Process> {
     let id = Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("no process has this id"))?;
     let (at, inner) = (proc::reach(pid), procfs::inner_pid(pid)?);
     if at == pid {
