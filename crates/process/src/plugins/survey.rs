@@ -90,7 +90,7 @@ impl<'a> Survey<'a> {
     }
 
     fn looked(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
-        let mut job = look(pids)?;
+        let mut job = look(pids, options.still)?;
         (job.contents, job.limit) = (options.contents, options.limit);
         job.patience = if options.still { Duration::ZERO } else { ACCEPT_TIMEOUT };
         sockets::recognise(&mut job);
@@ -220,7 +220,7 @@ fn kind(file: &Found) -> String {
     }
 }
 
-fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
+fn look(pids: &[i32], still: bool) -> Result<Job, Vec<Refusal>> {
     let whole = |pid| {
         move |error: &dyn std::fmt::Display| {
             let (what, remedy) = ("the process".to_owned(), error.to_string());
@@ -231,7 +231,7 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
         several::try_each(pids, |pid| process(*pid).map_err(|error| whole(*pid)(&error)))?;
     own_tables(&processes)?;
     for _ in 0..TRIES {
-        let seen = seen(&processes).map_err(|(pid, e)| whole(pid)(&e))?;
+        let seen = seen(&processes, still).map_err(|(pid, e)| whole(pid)(&e))?;
         if let Ok(files) = grouped(&processes, seen) {
             return Ok(Job::new(processes, files));
         }
@@ -277,19 +277,55 @@ fn own_tables(processes: &[Process]) -> Result<(), Vec<Refusal>> {
 
 type AllSeen = Vec<(Holder, Seen)>;
 
-fn seen(processes: &[Process]) -> Result<AllSeen, (i32, PluginError)> {
-    let each: Vec<(usize, &Process)> = processes.iter().enumerate().collect();
-    let all = several::try_each(&each, |(index, process)| {
-        seen_of(*index, process).map_err(|error| (process.pid, error))
+/// The descriptors of all `processes`. Where they stand still, what the first one has is known of
+/// the others that have inherited it.
+fn seen(processes: &[Process], still: bool) -> Result<AllSeen, (i32, PluginError)> {
+    let Some((first, others)) = processes.split_first() else { return Ok(Vec::new()) };
+    let failed = |of: &Process| {
+        let pid = of.pid;
+        move |error| (pid, error)
+    };
+    let mut all = seen_of(0, first, None).map_err(failed(first))?;
+    let others: Vec<(usize, &Process)> = (1..).zip(others).collect();
+    let known = still.then(|| Known {
+        at: first.at,
+        descriptors: all.iter().map(|(holder, seen)| (holder.fd, seen)).collect(),
+    });
+    let seen = several::try_each(&others, |(index, process)| {
+        seen_of(*index, process, known.as_ref()).map_err(failed(process))
     })?;
-    Ok(all.into_iter().flatten().collect())
+    drop(known);
+    all.extend(seen.into_iter().flatten());
+    Ok(all)
+}
+
+/// What a process has open, by its numbers.
+struct Known<'a> {
+    at: i32,
+    descriptors: BTreeMap<i32, &'a Seen>,
+}
+
+impl Known<'_> {
+    /// What descriptor `fd` of the process at `at` is, if it stands for the same description here.
+    fn inherited(&self, at: i32, fd: i32) -> Option<&Seen> {
+        let same = || sys::compare_files((self.at, fd), (at, fd));
+        self.descriptors.get(&fd).copied().filter(|_| matches!(same(), Ok(Ordering::Equal)))
+    }
 }
 
 /// The descriptors of the process of index `process`.
-fn seen_of(process: usize, of: &Process) -> Result<AllSeen, PluginError> {
+fn seen_of(
+    process: usize,
+    of: &Process,
+    known: Option<&Known<'_>>,
+) -> Result<AllSeen, PluginError> {
     let mut all = Vec::new();
     for fd in procfs::descriptors(of.at)? {
-        let Some(seen) = procfs::descriptor(of.at, fd)? else { continue };
+        let seen = match known.and_then(|known| known.inherited(of.at, fd)) {
+            Some(seen) => procfs::same_description(of.at, fd, seen)?,
+            None => procfs::descriptor(of.at, fd)?,
+        };
+        let Some(seen) = seen else { continue };
         let close_on_exec = seen.info.flags & libc::O_CLOEXEC as u32 != 0;
         all.push((Holder { process, fd, close_on_exec }, seen));
     }
