@@ -50,13 +50,23 @@ pub(crate) struct Asked {
 impl Attributes {
     /// What /proc tells of the process `pid`.
     pub(crate) fn of(pid: pid_t) -> Attributes {
-        Attributes {
-            oom_score_adj: read(pid, "oom_score_adj").and_then(|text| text.parse().ok()),
-            login: read(pid, "loginuid").and_then(|text| text.parse().ok()),
-            coredump_filter: read(pid, "coredump_filter")
-                .and_then(|text| u32::from_str_radix(&text, 16).ok()),
-            ..Attributes::default()
-        }
+        let mut attributes = Attributes::of_process(pid);
+        attributes.add_inherited(pid);
+        attributes
+    }
+
+    /// What /proc tells of the process `pid` and not of its clone, which goes first where memory
+    /// runs out.
+    pub(crate) fn of_process(pid: pid_t) -> Attributes {
+        let oom_score_adj = read(pid, "oom_score_adj").and_then(|text| text.parse().ok());
+        Attributes { oom_score_adj, ..Attributes::default() }
+    }
+
+    /// Adds the rest of what /proc tells, of the process or its clone.
+    pub(crate) fn add_inherited(&mut self, at: pid_t) {
+        self.login = read(at, "loginuid").and_then(|text| text.parse().ok());
+        let filter = read(at, "coredump_filter");
+        self.coredump_filter = filter.and_then(|text| u32::from_str_radix(&text, 16).ok());
     }
 
     /// Takes the results of the calls of [`ask`].

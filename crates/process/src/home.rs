@@ -18,6 +18,8 @@ use crate::{EngineError, Thread, maps};
 use libc::pid_t;
 use std::cell::Cell;
 use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 /// Offsets in the code: a call, one that makes a clone with the same memory, one of such a clone.
 const HOME: u64 = 0;
@@ -36,6 +38,11 @@ const ROW: usize = 272;
 const ROW_START: [u8; 8] = [0x45, 0x31, 0xc9, 0x90, 0x90, 0x90, 0x90, 0x90];
 /// Bytes of a slot: the code that makes calls in a row, and the way home behind it.
 const SLOT: usize = ROW + LENGTH;
+/// The parts of a slot in the order in which they are written and cleared where that takes a call a
+/// word: if the tracer is killed meanwhile, the first word of the way, and that of the calls before
+/// it, tell that the rest was left over.
+const WRITING: [Range<usize>; 2] = [ROW..SLOT, 0..ROW];
+const CLEARING: [Range<usize>; 4] = [8..ROW, 0..8, ROW + 8..SLOT, ROW..ROW + 8];
 /// Most slots that are used.
 const MAX_SLOTS: usize = 5;
 /// Most questions that fit into that code.
@@ -150,27 +157,16 @@ impl Ways {
         self.quiet.map_or(0, |_| self.slots)
     }
 
-    /// Makes a slot the way of each of `threads`, which are to ask `questions` each:
-    /// [`MAX_QUESTIONS`] at most, of [`Ways::at_once`] threads at most. Whoever had them before
-    /// must be home.
-    pub(crate) fn lead_all_asking(
+    /// The same in a slot of that number, below [`Ways::at_once`]: others may be away in the other
+    /// slots. Whoever had this one before must be home.
+    pub(crate) fn lead_asking_in(
         &self,
-        threads: &[Thread],
-        questions: &[Vec<Question>],
-    ) -> Result<Vec<Row>, EngineError> {
-        let (Some(base), Some(quiet)) = (self.base, self.quiet) else { return Ok(Vec::new()) };
-        let (mut rows, mut slots) = (Vec::new(), Vec::new());
-        let first = base + LENGTH as u64 - (threads.len() * SLOT) as u64;
-        for (thread, questions) in threads.iter().zip(questions) {
-            let entry = first + slots.len() as u64;
-            let (row, end) = asking(questions, quiet);
-            slots.extend(row);
-            slots.extend(code(&begun_anew(thread), thread.mask()));
-            rows.push(Row { entry, end: entry + end as u64, quiet });
-        }
-        self.used.set(self.used.get().max(threads.len()));
-        self.poke(first, &slots)?;
-        Ok(rows)
+        slot: usize,
+        thread: &Thread,
+        questions: &[Question],
+    ) -> Result<Option<Row>, EngineError> {
+        let few = questions.len() <= MAX_QUESTIONS && slot < self.slots;
+        self.lead_row_in(slot, thread, |quiet| few.then(|| asking(questions, quiet)))
     }
 
     /// The same for a thread that is to seek its registration: it leaves the address that was
@@ -216,14 +212,24 @@ impl Ways {
         thread: &Thread,
         row: impl FnOnce(i32) -> Option<([u8; ROW], usize)>,
     ) -> Result<Option<Row>, EngineError> {
+        self.lead_row_in(0, thread, row)
+    }
+
+    /// In a slot: the first one is the last in the vDSO, the next one lies before it.
+    fn lead_row_in(
+        &self,
+        slot: usize,
+        thread: &Thread,
+        row: impl FnOnce(i32) -> Option<([u8; ROW], usize)>,
+    ) -> Result<Option<Row>, EngineError> {
         let (Some(base), Some(quiet)) = (self.base.filter(|_| self.slots > 0), self.quiet) else {
             return Ok(None);
         };
         let Some((row, end)) = row(quiet) else { return Ok(None) };
-        let entry = base - ROW as u64;
-        self.used.set(self.used.get().max(1));
+        let entry = base - (slot * SLOT + ROW) as u64;
+        self.used.set(self.used.get().max(slot + 1));
         let way = code(&begun_anew(thread), thread.mask());
-        self.poke(entry, &[&row[..], &way].concat())?;
+        self.poke_slot(entry, &[&row[..], &way].concat(), &WRITING)?;
         Ok(Some(Row { entry, end: entry + end as u64, quiet }))
     }
 
@@ -236,8 +242,7 @@ impl Ways {
             thread.go_home()?;
         }
         let Some(base) = self.base else { return Ok(()) };
-        // The first word of each way last: by it the rest is known as left over. The slots from the
-        // first on, so that nothing is left before one that is clear.
+        // From the first slot on, so that nothing is left before one that is clear.
         for slot in (1..self.used.take()).rev() {
             self.clear(base - (slot * SLOT) as u64, true)?;
         }
@@ -247,10 +252,25 @@ impl Ways {
     /// Clears a way home, and the calls in a row before it, if there is room for some.
     fn clear(&self, way: u64, row: bool) -> Result<(), EngineError> {
         if row {
-            self.poke(way - ROW as u64, &[0; ROW])?;
+            return self.poke_slot(way - ROW as u64, &[0; SLOT], &CLEARING);
         }
         self.poke(way + 8, &[0; LENGTH - 8])?;
         self.poke(way, &[0; 8])
+    }
+
+    /// Writes all of a slot: with one call, or part after part.
+    fn poke_slot(
+        &self,
+        entry: u64,
+        slot: &[u8],
+        parts: &[Range<usize>],
+    ) -> Result<(), EngineError> {
+        let memory = self.memory.as_ref();
+        if memory.is_some_and(|memory| memory.write_all_at(slot, entry).is_ok()) {
+            return Ok(());
+        }
+        let mut parts = parts.iter().cloned();
+        parts.try_for_each(|part| self.poke(entry + part.start as u64, &slot[part]))
     }
 
     fn poke(&self, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
@@ -577,6 +597,30 @@ mod tests {
         }
         let (code, pause, end) = resigning(libc::SIGURG);
         assert_eq!((&code[pause..pause + 17], code[end]), (&be_subreaper(true)[..], 0xe9));
+    }
+
+    /// Where a slot is written, and cleared again, word by word, and the tracer killed after any of
+    /// them.
+    #[test]
+    fn a_slot_that_is_half_written_or_cleared_is_known() {
+        let clean = [vec![7; PAGE as usize], vec![0; PAGE as usize]].concat();
+        let question = Question { call: libc::SYS_getitimer, number: 2, answer: u64::MAX };
+        let (row, _) = asking(&[question; MAX_QUESTIONS], libc::SIGURG);
+        let slot = [&row[..], &code(&sys::from_words([9; sys::REGISTERS]), 5)].concat();
+        let begin = clean.len() - SLOT;
+        let mut now = clean.clone();
+        let mut steps = |parts: &[Range<usize>], slot: &[u8]| {
+            for word in parts.iter().flat_map(|part| part.clone().step_by(8)) {
+                now[begin + word..begin + word + 8].copy_from_slice(&slot[word..word + 8]);
+                let mut left = now.clone();
+                clear_leftovers(&mut left);
+                assert!(left == clean, "word {word}");
+                assert_eq!(room_in(&now[PAGE as usize..]), Some(MAX_SLOTS * SLOT), "word {word}");
+            }
+        };
+        steps(&WRITING, &slot);
+        steps(&CLEARING, &[0; SLOT]);
+        assert_eq!(now, clean);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use libc::pid_t;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Room for what most files of /proc hold.
@@ -120,6 +121,13 @@ pub(crate) fn goes_on(tid: pid_t) -> bool {
 /// The threads of `pid`; none if it has ended.
 pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
     numbers(&format!("/proc/{pid}/task"))
+}
+
+/// How many threads `pid` has, those included that have ended and were not collected; `None` if it
+/// is not there. Links of a folder are counted where its entries would have to be listed.
+pub(crate) fn count_threads(pid: pid_t) -> Option<usize> {
+    let links = fs::metadata(format!("/proc/{pid}/task")).ok()?.nlink();
+    usize::try_from(links).ok()?.checked_sub(2)
 }
 
 /// The threads of `pid` but for those that the kernel has made in it for its own work (io_uring):
@@ -292,6 +300,9 @@ mod tests {
         let status = Status::of(pid).unwrap();
         assert_eq!(status.decimal("Pid"), i64::from(pid));
         assert!(threads(pid).contains(&pid));
+        // Other tests make some, and end them.
+        while count_threads(pid) != Some(threads(pid).len()) {}
+        assert_eq!(count_threads(pid_t::MAX), None);
         assert!(matches!(Stat::of(pid_t::MAX), Err(EngineError::Ended { .. })));
     }
 }

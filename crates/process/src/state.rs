@@ -181,7 +181,7 @@ pub(crate) struct Action {
 }
 
 /// The bounds that the kernel keeps of an address space, as PR_SET_MM_MAP takes them.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryMap {
     pub(crate) code: (u64, u64),
     pub(crate) data: (u64, u64),

@@ -45,6 +45,24 @@ const NEVER_RESTARTED: [i64; 23] = [
     libc::SYS_sendmmsg,
 ];
 
+/// Calls in which a thread in seccomp's strict mode can be found: those that the mode allows, and
+/// those by which it begins. By number, of programs of 64 bits and, after them, of 32 bits: all
+/// others would have ended it.
+const STRICT: [i64; 12] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_exit,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+    3,
+    4,
+    119,
+    1,
+    172,
+    354,
+];
+
 /// So many threads come home side by side.
 const SIDE_BY_SIDE: usize = 64;
 
@@ -181,6 +199,8 @@ pub struct Thread {
     stopped: bool,
     /// It filters its system calls, which is suspended while it is made to make some.
     filtered: bool,
+    /// It may be in seccomp's strict mode, for all that the call tells in which it has stopped.
+    may_be_strict: bool,
     /// Where the kernel told its rseq area to be when it stopped; `None` where it did not tell.
     rseq: Option<Registration>,
     /// What has its process be a subreaper again, which it is to make before it is home.
@@ -221,7 +241,7 @@ impl Thread {
             sys::request(libc::PTRACE_CONT, pid, 0, "let it go on")?;
         }
         let mut home = sys::registers(pid)?;
-        let found = sys::words(&home);
+        let (found, may_be_strict) = (sys::words(&home), is_strict_call(&home));
         let (registration, abort) = rseq::look(pid, &home);
         begin_again(pid, &mut home);
         if let Some(abort) = abort {
@@ -235,14 +255,14 @@ impl Thread {
         // In this order: what is asked first of all whether they are saved stops a child, which has
         // none.
         thread.filtered = sys::is_filtered(pid) && filters::are_saved();
-        thread.rseq = registration;
+        (thread.rseq, thread.may_be_strict) = (registration, may_be_strict);
         Ok(thread)
     }
 
     fn at_home(pid: pid_t, home: Registers, mask: u64) -> Thread {
         let (away, stopped, filtered, ended) = (false, false, false, false);
-        let (rseq, owed, made) = (None, None, None);
-        Thread { pid, home, mask, away, stopped, filtered, rseq, owed, made, ended }
+        let (may_be_strict, rseq, owed, made) = (true, None, None, None);
+        Thread { pid, home, mask, away, stopped, filtered, may_be_strict, rseq, owed, made, ended }
     }
 
     pub fn pid(&self) -> pid_t {
@@ -408,16 +428,15 @@ impl Thread {
         self.trace_clones()
     }
 
-    /// Has its calls not be filtered while it is traced, for whatever it may have that the kernel
-    /// does not tell.
-    pub(crate) fn suspend_untold_filters(&self) -> Result<(), EngineError> {
-        let options = (STOPPING | sys::SUSPEND_FILTERS) as usize;
-        sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "suspend its filters")
-    }
-
     /// Whether it has filters of system calls that this process can suspend.
     pub(crate) fn is_filtered(&self) -> bool {
         self.filtered
+    }
+
+    /// Whether the call in which it has stopped is one that it can make in seccomp's strict mode,
+    /// or is not known.
+    pub(crate) fn is_in_strict_call(&self) -> bool {
+        self.may_be_strict
     }
 
     /// Where the kernel told its rseq area to be when it stopped; `None` where it did not tell.
@@ -555,19 +574,6 @@ impl Thread {
     }
 }
 
-/// Has each of `threads` make the calls of its row, side by side, and brings them home: what the
-/// code has left in r9 of each. All are waited for, whatever fails of one.
-pub(crate) fn run_all(threads: &mut [Thread], rows: &[Row]) -> Result<Vec<i64>, EngineError> {
-    let each = threads.iter_mut().zip(rows);
-    let set_out: Vec<_> = each.map(|(thread, row)| thread.set_out(*row)).collect();
-    let each = threads.iter_mut().zip(rows).zip(set_out);
-    let end = |((thread, row), set_out): ((&mut Thread, &Row), Result<(), EngineError>)| {
-        set_out.and_then(|()| thread.end_row(*row, |_| Ok(())))
-    };
-    let ends: Vec<Result<i64, EngineError>> = each.map(end).collect();
-    ends.into_iter().collect()
-}
-
 /// Brings those home who are away, side by side. What fails of one is found again when it is let
 /// go.
 pub(crate) fn come_home(threads: &mut [Thread]) {
@@ -600,6 +606,13 @@ impl Drop for Thread {
             unsafe { libc::kill(self.pid, libc::SIGSTOP) };
         }
     }
+}
+
+/// Whether a thread with these registers may be in seccomp's strict mode: it is in no call, or in
+/// one of [`STRICT`].
+fn is_strict_call(registers: &Registers) -> bool {
+    let number = registers.orig_rax as i64;
+    number < 0 || STRICT.contains(&number)
 }
 
 /// Sets a call back that the kernel ended with EINTR for the stop alone.
@@ -721,6 +734,27 @@ impl Signals {
             waiting: (field("SigPnd:") | field("ShdPnd:")) & !field("SigBlk:"),
             acting: field("SigCgt:") | !(field("SigIgn:") | idle),
             caught: field("SigCgt:"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_another_thread_is_in_no_strict_mode() {
+        let strict = |number: i64| {
+            let mut registers = sys::from_words([0; sys::REGISTERS]);
+            registers.orig_rax = number as u64;
+            is_strict_call(&registers)
+        };
+        // In no call; in one that it may make, or by which the mode has begun.
+        for number in [-1, libc::SYS_read, libc::SYS_exit, libc::SYS_prctl, libc::SYS_seccomp] {
+            assert!(strict(number), "{number}");
+        }
+        for number in [libc::SYS_futex, libc::SYS_poll, libc::SYS_clock_nanosleep] {
+            assert!(!strict(number), "{number}");
         }
     }
 }

@@ -12,6 +12,8 @@ use plugins_support::Scenario;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde_json::Value;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 #[derive(Debug)]
 struct Vsock;
@@ -82,4 +84,30 @@ fn a_plugin_of_others_takes_what_the_table_does_not() {
     let slot = saved.slots().iter().find(|slot| slot.fd == 10).unwrap();
     let fd = &made.descriptors[slot.description as usize];
     assert_eq!(rustix::net::sockopt::socket_domain(fd).unwrap(), AddressFamily::VSOCK);
+}
+
+/// Refuses all that there is, each after a while.
+#[derive(Debug)]
+struct Hesitant;
+
+impl Plugin for Hesitant {
+    fn name(&self) -> &'static str {
+        "hesitant"
+    }
+
+    fn claim(&self, _file: &Found, _job: &Job) -> Claim {
+        // Two of them take longer than all refusals may together.
+        thread::sleep(Duration::from_millis(600));
+        Claim::Refused("it is not ready".to_owned())
+    }
+}
+
+#[test]
+fn refusals_that_take_long_are_no_more_than_a_few() {
+    let scenario = Scenario::start("plugins_sockets.c", "vsock");
+    let held = std::fs::read_dir(format!("/proc/{}/fd", scenario.pids[0])).unwrap().count();
+    assert!(held > 2, "{held}");
+    let options = SurveyOptions { more: vec![&Hesitant], ..scenario.options() };
+    let refusals = Survey::of(&scenario.pids, &options).unwrap_err();
+    assert!((1..=2).contains(&refusals.len()), "{}", refusals.len());
 }

@@ -1,7 +1,7 @@
 //! A checkpoint from its beginning, while the job runs, to the moment at which the job is captured.
 
 use super::{
-    Captured, JOB_FILE, Options, Together, aio, elsewhere, hold, identify, objects, process,
+    Captured, Identified, JOB_FILE, Options, Together, aio, elsewhere, hold, objects, process,
     refuse, refuse_deadly_parents, rings, survey, survey_ahead,
     told::{Told, ToldThread},
 };
@@ -10,7 +10,7 @@ use crate::kernel::{self, Stops};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
 use crate::plugins::{self, FileContents, Ipc, Passing, Places, Plugin};
-use crate::state::{Ids, JobState};
+use crate::state::JobState;
 use crate::stop::{self, Patience, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, filters, several};
@@ -150,7 +150,8 @@ impl Begun {
         let together = options.together.as_deref();
         together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
         let alive: Vec<i32> = stopped.processes.iter().map(|process| process.pid).collect();
-        let (zombies, ids) = identify(&alive, &stopped.zombies)?;
+        let identified = Identified::of(&alive, &stopped.zombies)?;
+        let Identified { zombies, ids, exit_signals } = identified;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
         let mappings = mappings(&stopped)?;
         aio::settle(&stopped, &mappings)?;
@@ -174,17 +175,16 @@ impl Begun {
             notices: &notices,
             lookup: process::Lookup::default(),
             ids: &ids,
+            exit_signals: &exit_signals,
         };
         let told = told(&stopped, &mappings, &common, &objects)?;
-        let (mut looked, mut resigned) = (Vec::new(), Vec::new());
-        for ((process, told), mappings) in stopped.processes.iter_mut().zip(told).zip(mappings) {
-            let (objects, session) = (&mut objects, &mut session);
-            looked.push(process::look(process, mappings, told, &common, objects, session)?);
-        }
+        let (told, mut resigned) = (told.into_iter().zip(mappings).collect(), Vec::new());
+        let (processes, seen) = (&mut stopped.processes, &mut session);
+        let looked = process::look(processes, told, &common, &mut objects, seen)?;
         let held = hold::hold(&mut stopped.processes, looked, &common, &mut resigned)?;
         hold::reinstate(&mut stopped.processes, resigned)?;
         refuse_deadly_parents(&stopped, &held)?;
-        let clocks = Clocks::now();
+        let (lookup, clocks) = (common.lookup, Clocks::now());
         let shared = objects.hold(&mut session.shared, &objects_file, options.codec)?;
         session.shared.goes_on();
         survey.captured()?;
@@ -210,6 +210,7 @@ impl Begun {
             objects_file,
             descriptors,
             passing,
+            lookup,
             held,
             shared,
             standing,
@@ -240,11 +241,10 @@ fn told(
     common: &process::Common<'_>,
     objects: &objects::Objects,
 ) -> Result<Vec<Told>, EngineError> {
-    let here = refuse::Here::now()?;
-    let each = answering(stopped).into_iter().zip(common.ids).zip(mappings);
-    let each: Vec<((pid_t, &Ids), &Vec<Mapping>)> = each.collect();
-    let mut told = several::try_each(&each, |((pid, ids), mappings)| {
-        Told::of(*pid, **ids, mappings, (common, objects), &here)
+    let each = answering(stopped).into_iter().zip(common.ids.iter().zip(common.exit_signals));
+    let each: Vec<_> = each.zip(mappings).collect();
+    let mut told = several::try_each(&each, |((pid, (ids, exit_signal)), mappings)| {
+        Told::of(*pid, (**ids, **exit_signal), mappings, (common, objects))
     })?;
     ToldThread::add(stopped, &mut told)?;
     Ok(told)

@@ -16,27 +16,39 @@ use std::thread::{self, JoinHandle};
 
 #[derive(Debug)]
 pub(super) struct Flags {
+    /// What is known already, in a pause.
     told: Told,
-    policies: JoinHandle<Policies>,
+    telling: JoinHandle<Telling>,
 }
 
 #[derive(Debug)]
 enum Told {
     /// Of a stopped process.
     Whole(Vec<Mapping>),
-    /// Of one that has gone on since: as told before the pause, and what is being told.
-    Telling(Vec<Mapping>, JoinHandle<Result<Vec<Mapping>, EngineError>>),
+    /// Of one that has gone on since: as told before the pause.
+    Before(Vec<Mapping>),
+}
+
+/// What is told while the process goes on already.
+#[derive(Debug)]
+struct Telling {
+    /// `None` where the flags are known.
+    flags: Option<Result<Vec<Mapping>, EngineError>>,
+    /// Programs seldom say another one, so that it need not be known at any moment.
+    policies: Policies,
+}
+
+impl Telling {
+    fn begin(pid: pid_t, flags: bool) -> JoinHandle<Telling> {
+        let telling = move || Telling { flags: flags.then(|| tell(pid)), policies: policies(pid) };
+        thread::spawn(telling)
+    }
 }
 
 impl Flags {
     /// Of a clone, which has inherited them: told while its memory is written.
     pub(super) fn of_clone(pid: pid_t) -> Flags {
-        Flags::telling(pid, Vec::new())
-    }
-
-    fn telling(pid: pid_t, before: Vec<Mapping>) -> Flags {
-        let told = Told::Telling(before, thread::spawn(move || tell(pid)));
-        Flags { told, policies: thread::spawn(move || policies(pid)) }
+        Flags { told: Told::Before(Vec::new()), telling: Telling::begin(pid, true) }
     }
 
     /// Of a stopped process that has those `mappings`; `before` was told just before the pause.
@@ -49,17 +61,14 @@ impl Flags {
         // What is new may be gone by the time that it is told.
         if mappings.iter().any(|m| find(&before, (m.start, m.end), m.shared).is_none()) {
             let told = Told::Whole(tell(pid)?);
-            // Programs seldom say another one, so that it need not be known at this moment.
-            let policies = thread::spawn(move || policies(pid));
-            return Ok(Flags { told, policies });
+            return Ok(Flags { told, telling: Telling::begin(pid, false) });
         }
-        Ok(Flags::telling(pid, before))
+        Ok(Flags { told: Told::Before(before), telling: Telling::begin(pid, true) })
     }
 
     /// Adds them to the mappings of `state`.
     pub(super) fn add_to(self, state: &mut ProcessState) -> Result<(), EngineError> {
-        let known = self.told.known(state.ids.pid)?;
-        let mut policies = self.policies.join().unwrap_or_default();
+        let (known, mut policies) = self.known(state.ids.pid)?;
         // That is what is told of mappings that have none.
         policies.retain(|_, policy| *policy != state.attributes.policy);
         for saved in &mut state.mappings {
@@ -72,17 +81,16 @@ impl Flags {
         }
         Ok(())
     }
-}
 
-impl Told {
-    fn known(self, pid: pid_t) -> Result<Known, EngineError> {
-        let (before, told) = match self {
-            Told::Whole(told) => (Vec::new(), Ok(told)),
-            Told::Telling(before, telling) => {
-                (before, telling.join().unwrap_or(Err(EngineError::Ended { pid })))
-            }
+    fn known(self, pid: pid_t) -> Result<(Known, Policies), EngineError> {
+        let Telling { flags, policies } =
+            self.telling.join().map_err(|_| EngineError::Ended { pid })?;
+        let (before, now) = match self.told {
+            Told::Whole(told) => (Vec::new(), Some(Ok(told))),
+            Told::Before(before) => (before, flags),
         };
-        Ok(Known { before, told: told? })
+        let told = now.unwrap_or(Err(EngineError::Ended { pid }))?;
+        Ok((Known { before, told }, policies))
     }
 }
 
@@ -178,7 +186,7 @@ mod tests {
             let telling = Flags::of_stopped(own, &mappings, before).unwrap();
             // SAFETY: nobody else knows of it.
             unsafe { libc::munmap(start as *mut libc::c_void, LENGTH as usize) };
-            let known = telling.told.known(own).unwrap();
+            let (known, _) = telling.known(own).unwrap();
             let found = known.of(place, false).expect("its flags");
             assert!(found.iter().any(|flag| flag == "wf"), "{is_new}: {found:?}");
         }

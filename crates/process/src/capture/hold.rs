@@ -1,6 +1,8 @@
 //! Holding the memory of stopped processes, by clones that are made side by side.
 
 use super::process::{Common, Holding, Looked, threads_of};
+use super::refuse::Here;
+use super::told::By;
 use super::{Held, Memory};
 use crate::EngineError;
 use crate::freeze::{self, Cloning, FrozenClone};
@@ -53,18 +55,25 @@ pub(super) fn hold(
         Ok((held, at, status))
     });
     let mut held = held.collect::<Result<Vec<(Held, pid_t, Status)>, EngineError>>()?;
-    several::try_each_mut(&mut held, |(held, at, status)| {
-        held.store_not_inherited(*at, status, common.options)
+    let (lookup, descriptors) = (&common.lookup, common.descriptors);
+    let (here, options) = (Here::now()?, common.options);
+    let by = By { lookup, descriptors, here: &here };
+    several::try_each_mut(&mut held, |(held, at, status)| match held.memory {
+        Memory::Clone(..) => held.store_not_inherited(*at, status, options),
+        // Nobody else will tell it.
+        Memory::Copied { .. } => by.describe(*at, &mut held.state),
     })?;
     let held: Vec<Held> = held.into_iter().map(|(held, ..)| held).collect();
     held.iter().try_for_each(Held::let_go_of_huge)?;
     Ok(held)
 }
 
-/// How many processes are cloned side by side: each has one more while its clone is made.
+/// How many processes are cloned side by side: each has one more while its clone is made. With few
+/// the processors wait for each other at each step.
 fn side_by_side() -> usize {
     const EACH: usize = 4;
-    std::thread::available_parallelism().map_or(EACH, |cores| cores.get() * EACH)
+    const FEWEST: usize = 32;
+    std::thread::available_parallelism().map_or(FEWEST, |cores| FEWEST.max(cores.get() * EACH))
 }
 
 type Wants<'a> = (&'a mut StoppedProcess, &'a Looked, &'a mut Option<FrozenClone>);

@@ -47,13 +47,15 @@ use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Patience, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
-use crate::{EngineError, maps};
+use crate::{EngineError, maps, several};
 use changes::Changes;
 use flags::Flags;
 pub(crate) use kedge_image::process_file;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest, Meter};
+use lookup::Lookup;
 use names::{Names, Search};
 use objects::HeldObject;
+use refuse::Here;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -61,6 +63,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use told::By;
 
 /// The file of what the processes share.
 pub(crate) const JOB_FILE: &str = "job.kimg";
@@ -156,6 +159,8 @@ pub struct Captured {
     descriptors: Saved,
     /// Temporary files that may be the job's.
     passing: Passing,
+    /// What the names of mapped files led to.
+    lookup: Lookup,
     held: Vec<Held>,
     shared: Vec<HeldObject>,
     standing: Option<Standing>,
@@ -230,102 +235,119 @@ fn survey_ahead(
     options: &Options,
     late: &[Arc<dyn Plugin>],
 ) -> Result<(), EngineError> {
-    /// Looks at what may be otherwise in a moment: a process that is becoming another program has
-    /// for that long a first thread that has ended, one that has just mapped a file may remove its
-    /// name, and children may be about to lead sessions.
-    const LOOKS: usize = 5;
-    const PAUSE: Duration = Duration::from_millis(3);
-    for _ in 1..LOOKS {
-        match look_ahead(roots, options, late) {
+    let survey = again(|| look_ahead(roots, options, late))?;
+    let Some(survey) = survey else { return Ok(()) };
+    refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode))
+}
+
+/// Looks again at what may be otherwise in a moment: a process that is becoming another program has
+/// for that long a first thread that has ended, and children may be about to lead sessions.
+fn again<T>(look: impl Fn() -> Result<T, EngineError>) -> Result<T, EngineError> {
+    for _ in 1..refuse::LOOKS {
+        match look() {
             Err(EngineError::Descriptors(PluginError::Survey(refusals)))
                 if refusals.iter().any(|refusal| refusal.fd.is_none()) => {}
-            Err(EngineError::Unsupported { .. } | EngineError::NoEntry { .. }) => {
-                std::thread::sleep(PAUSE);
-            }
+            Err(error) if refuse::passes(&error) => std::thread::sleep(refuse::PAUSE),
             other => return other,
         }
     }
-    look_ahead(roots, options, late)
+    look()
 }
 
+/// The survey of what the processes hold open; `None` where those that are in its way have ended.
 fn look_ahead(
     roots: &Roots,
     options: &Options,
     late: &[Arc<dyn Plugin>],
-) -> Result<(), EngineError> {
+) -> Result<Option<Survey<'static>>, EngineError> {
     refuse::ahead(roots)?;
-    match survey(&stop::alive(roots), options, late, false) {
+    let survey = match survey(&stop::alive(roots), options, late, false) {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
-            let remain = stop::alive(roots);
-            let holds = |refusal: &Refusal| {
-                let at = proc::reach(refusal.pid);
-                let descriptor = |fd| format!("/proc/{at}/fd/{fd}");
-                let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
-                // One that is ending shows none of them; what else cannot be listed cannot be
-                // stopped.
-                let shows = || std::fs::read_dir(format!("/proc/{at}/fd")).is_ok();
-                remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
+            let refusals = of_those_that_remain(refusals, &stop::alive(roots));
+            return if refusals.is_empty() {
+                Ok(None)
+            } else {
+                Err(PluginError::Survey(refusals).into())
             };
-            let refusals: Vec<Refusal> = refusals.into_iter().filter(holds).collect();
-            let none = refusals.is_empty();
-            if none { Ok(()) } else { Err(PluginError::Survey(refusals).into()) }
         }
-        Err(other) => Err(other),
-        Ok(survey) => {
-            refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode))?;
-            place_ahead(roots)
-        }
-    }
+        other => other?,
+    };
+    place_ahead(roots)?;
+    Ok(Some(survey))
+}
+
+/// Those of `refusals` that are of processes which `remain`, and of what these have open still.
+fn of_those_that_remain(refusals: Vec<Refusal>, remain: &[i32]) -> Vec<Refusal> {
+    let holds = |refusal: &Refusal| {
+        let at = proc::reach(refusal.pid);
+        let descriptor = |fd| format!("/proc/{at}/fd/{fd}");
+        let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
+        // One that is ending shows none of them; what else cannot be listed cannot be stopped.
+        let shows = || std::fs::read_dir(format!("/proc/{at}/fd")).is_ok();
+        remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
+    };
+    refusals.into_iter().filter(holds).collect()
 }
 
 /// Tells whether the processes of `roots` could get their places among sessions and groups again.
 fn place_ahead(roots: &Roots) -> Result<(), EngineError> {
     let (zombies, alive): (Vec<i32>, Vec<i32>) =
         stop::all(roots).into_iter().partition(|pid| proc::has_ended(*pid));
-    match identify(&alive, &zombies) {
+    match Identified::of(&alive, &zombies) {
         Err(EngineError::Ended { .. }) => Ok(()),
         other => other.map(drop),
     }
 }
 
 /// The ids of everybody, as the job sees them: what is outside of it is 0.
-fn identify(alive: &[i32], zombies: &[i32]) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError> {
-    let members: BTreeSet<i32> = alive.iter().chain(zombies).copied().collect();
-    // SAFETY: plain calls.
-    let (own_group, own_session) = unsafe { (libc::getpgid(0), libc::getsid(0)) };
-    // One whose leader lives outside of the job is from outside; one whose leader lives no more is
-    // the job's own, unless it is this process's as well.
-    let inside = |id: i64, own: i32| match id as i32 {
-        id if members.contains(&id) => id,
-        id if id == own || id == 0 || Stat::of(id).is_ok() => 0,
-        id => id,
-    };
-    let ids = |pid: i32| -> Result<(Ids, Stat), EngineError> {
-        let stat = Stat::of(pid)?;
-        let parent = stat.get(Field::Ppid) as i32;
-        let parent = if members.contains(&parent) { parent } else { 0 };
-        let group = inside(stat.get(Field::Pgrp), own_group);
-        let session = inside(stat.get(Field::Session), own_session);
-        Ok((Ids { pid, parent, group, session }, stat))
-    };
-    let zombie = |pid: &i32| {
-        let (ids, stat) = ids(*pid)?;
-        Ok(Zombie { ids, status: stat.get(Field::ExitCode) as i32 })
-    };
-    // One that this process has collected meanwhile is gone.
-    let collected = |zombie: &Result<_, _>| matches!(zombie, Err(EngineError::Ended { .. }));
-    let zombies = zombies.iter().map(zombie).filter(|zombie| !collected(zombie));
-    let zombies: Result<Vec<Zombie>, EngineError> = zombies.collect();
-    // A zombie whose parent is outside is somebody else's to wait for.
-    let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0).collect();
-    let ids: Result<Vec<Ids>, EngineError> = alive.iter().map(|pid| Ok(ids(*pid)?.0)).collect();
-    let (zombies, ids): (Vec<Zombie>, Vec<Ids>) = (zombies, ids?);
-    let members: Vec<Ids> = ids.iter().copied().chain(zombies.iter().map(|z| z.ids)).collect();
-    lineage::steps(&members, []).map_err(|Misplaced(pid)| {
-        let what = "its place among the job's sessions and process groups cannot be had again";
-        EngineError::unsupported(pid, what)
-    })?;
-    Ok((zombies, ids))
+struct Identified {
+    zombies: Vec<Zombie>,
+    ids: Vec<Ids>,
+    /// The signals that tell the parents of the ends of those with `ids`.
+    exit_signals: Vec<i32>,
+}
+
+impl Identified {
+    fn of(alive: &[i32], zombies: &[i32]) -> Result<Identified, EngineError> {
+        let members: BTreeSet<i32> = alive.iter().chain(zombies).copied().collect();
+        // SAFETY: plain calls.
+        let (own_group, own_session) = unsafe { (libc::getpgid(0), libc::getsid(0)) };
+        // One whose leader lives outside of the job is from outside; one whose leader lives no more
+        // is the job's own, unless it is this process's as well.
+        let inside = |id: i64, own: i32| match id as i32 {
+            id if members.contains(&id) => id,
+            id if id == own || id == 0 || Stat::of(id).is_ok() => 0,
+            id => id,
+        };
+        let ids = |pid: i32| -> Result<(Ids, Stat), EngineError> {
+            let stat = Stat::of(pid)?;
+            let parent = stat.get(Field::Ppid) as i32;
+            let parent = if members.contains(&parent) { parent } else { 0 };
+            let group = inside(stat.get(Field::Pgrp), own_group);
+            let session = inside(stat.get(Field::Session), own_session);
+            Ok((Ids { pid, parent, group, session }, stat))
+        };
+        let zombie = |pid: &i32| {
+            let (ids, stat) = ids(*pid)?;
+            Ok(Zombie { ids, status: stat.get(Field::ExitCode) as i32 })
+        };
+        // One that this process has collected meanwhile is gone.
+        let collected = |zombie: &Result<_, _>| matches!(zombie, Err(EngineError::Ended { .. }));
+        let zombies = zombies.iter().map(zombie).filter(|zombie| !collected(zombie));
+        let zombies: Result<Vec<Zombie>, EngineError> = zombies.collect();
+        // A zombie whose parent is outside is somebody else's to wait for.
+        let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0);
+        let zombies: Vec<Zombie> = zombies.collect();
+        let told = several::try_each(alive, |pid| ids(*pid))?.into_iter();
+        let exit_signal = |(ids, stat): (Ids, Stat)| (ids, stat.get(Field::ExitSignal) as i32);
+        let (ids, exit_signals): (Vec<Ids>, Vec<i32>) = told.map(exit_signal).unzip();
+        let members: Vec<Ids> = ids.iter().copied().chain(zombies.iter().map(|z| z.ids)).collect();
+        lineage::steps(&members, []).map_err(|Misplaced(pid)| {
+            let what = "its place among the job's sessions and process groups cannot be had again";
+            EngineError::unsupported(pid, what)
+        })?;
+        Ok(Identified { zombies, ids, exit_signals })
+    }
 }
 
 /// The end of a first thread is the death of a parent to the children that it has made itself
@@ -410,10 +432,11 @@ impl Captured {
         let held: Vec<_> = held.into_iter().map(|held| (held, Search::new(&names))).collect();
         held.iter().for_each(|(held, search)| held.sweep(search));
         let once = Once::of(held.iter().map(|(held, _)| &held.mappings[..]));
-        let mut files = Vec::new();
+        let (mut files, here) = (Vec::new(), Here::now()?);
+        let by = By { lookup: &self.lookup, descriptors: &self.descriptors, here: &here };
         for (held, search) in held {
             let once = (&once, &self.session.once);
-            files.extend(held.finish(&self.options, &search, once)?);
+            files.extend(held.finish(&self.options, &search, once, by)?);
         }
         files.extend(self.session.finish_referred()?);
         let forked = once.is_of_use() || self.session.once.is_of_use();

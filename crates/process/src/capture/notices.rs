@@ -9,6 +9,7 @@
 use crate::home::Ways;
 use crate::inject::{checked, read_exact};
 use crate::plugins::mqueue::Wanted;
+use crate::plugins::survey;
 use crate::restart::notices::request;
 use crate::state::{COOKIE, Hex, Means, Notice};
 use crate::stop::StoppedProcess;
@@ -16,9 +17,9 @@ use crate::sys;
 use crate::{EngineError, Thread};
 use libc::pid_t;
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use std::io;
 
 /// Bytes for a request and what it points to.
 const ROOM: u64 = 4096;
@@ -105,7 +106,7 @@ impl Asked<'_> {
     /// Takes the request back, so that it is told what was asked for, and makes it anew.
     fn thread(&mut self, wanted: &Wanted) -> Result<Notice, EngineError> {
         let pid = self.leader.pid();
-        let sockets = open(pid, &wanted.sockets)?;
+        let sockets = open(wanted.process, &wanted.sockets)?;
         let queue = wanted.queue as u64;
         self.call("take back what it asked of a message queue", libc::SYS_mq_notify, &[queue, 0])?;
         let cookie = sockets.iter().find_map(|(socket, fd)| taken(fd).map(|it| (*socket, it)));
@@ -121,16 +122,18 @@ impl Asked<'_> {
     }
 }
 
-/// Descriptors of this process's own for sockets of `pid`.
+/// Descriptors of this process's own for sockets of `pid`, also where its first thread has ended.
 fn open(pid: pid_t, sockets: &[i32]) -> Result<Vec<(i32, OwnedFd)>, EngineError> {
-    let failed = |error: Errno| {
+    let failed = |source: io::Error| {
         let what = "duplicate its netlink sockets";
-        EngineError::System { pid, what, source: error.into() }
+        EngineError::System { pid, what, source }
     };
-    let id = Pid::from_raw(pid).ok_or(EngineError::Nonsense("a process without an id"))?;
-    let process = pidfd_open(id, PidfdFlags::empty()).map_err(failed)?;
-    let open = |fd: &i32| Ok((*fd, pidfd_getfd(&process, *fd, PidfdGetfdFlags::empty())?));
-    sockets.iter().map(open).collect::<Result<_, _>>().map_err(failed)
+    let process = survey::process(pid).map_err(failed)?;
+    let open = |fd: &i32| {
+        let opened = pidfd_getfd(&process.pidfd, *fd, PidfdGetfdFlags::empty());
+        Ok((*fd, opened.map_err(|error| failed(error.into()))?))
+    };
+    sockets.iter().map(open).collect()
 }
 
 /// Takes out of a socket what was asked for and has been taken back.

@@ -11,7 +11,7 @@ use super::told::{Told, ToldThread};
 use super::{Ahead, Options, guards, notices, undo};
 use crate::filters::program::Filter;
 use crate::freeze::beside;
-use crate::home::{self, Ways};
+use crate::home::{self, Row, Ways};
 use crate::maps::Mapping;
 use crate::plugins;
 use crate::plugins::mqueue::Wanted;
@@ -37,6 +37,7 @@ pub(super) struct Common<'a> {
     pub(super) lookup: Lookup,
     /// Of all processes.
     pub(super) ids: &'a [Ids],
+    pub(super) exit_signals: &'a [i32],
 }
 
 impl Common<'_> {
@@ -63,42 +64,130 @@ pub(super) enum Holding {
     Copied { changes: Changes, flags: Flags },
 }
 
-/// Adds what only its tracer sees of a stopped process, which maps `mappings`, to what was `told`
-/// of it.
+/// So many first threads tell side by side what they know of their processes.
+const SIDE_BY_SIDE: usize = 64;
+
+/// Adds what only its tracer sees of each of the stopped `processes` to what was `told` of it.
 pub(super) fn look(
-    process: &mut StoppedProcess,
-    mappings: Vec<Mapping>,
-    mut told: Told,
+    processes: &mut [StoppedProcess],
+    told: Vec<(Told, Vec<Mapping>)>,
     common: &Common<'_>,
     objects: &mut Objects,
     session: &mut Session,
-) -> Result<Looked, EngineError> {
-    let pid = process.main.pid();
-    let mut mappings = told.mappings(mappings);
-    let Told { status, mapped, vdso, mut state, threads, .. } = told;
-    add_signals(process, &mut state)?;
-    (state.files, state.mappings) =
-        mapped.numbered(process.pid, &mappings, objects, &mut session.shared);
-    for (mapping, saved) in mappings.iter_mut().zip(&state.mappings) {
-        mapping.comes_back = matches!(saved.backing, Backing::Description(_));
+) -> Result<Vec<Looked>, EngineError> {
+    let (mut all, mut told) = (Vec::with_capacity(processes.len()), told.into_iter());
+    for some in processes.chunks_mut(SIDE_BY_SIDE) {
+        let each = some.iter_mut().zip(told.by_ref());
+        let asked: Vec<Result<Asking, EngineError>> = each
+            .map(|(process, (told, mappings))| {
+                Asking::begin(process, mappings, told, objects, session)
+            })
+            .collect();
+        // Whatever has failed of one, those that have set out are waited for.
+        let mut result = Ok(());
+        for (process, asking) in some.iter_mut().zip(asked) {
+            match (asking, &result) {
+                (Ok(asking), Ok(())) => match asking.look(process, common, objects, session) {
+                    Ok(looked) => all.push(looked),
+                    Err(error) => result = Err(error),
+                },
+                (Ok(asking), Err(_)) => asking.give_up(process),
+                (Err(error), _) => result = result.and(Err(error)),
+            }
+        }
+        result?;
     }
-    let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
-    guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
-    let ways = Rc::new(Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status)));
-    let session_shared = &mut session.shared;
-    let asked = ask_live(process, &mappings, &ways, (&mut state, threads), session_shared);
-    let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
-    let undo = undo.map(|undo| state.undo = undo);
-    let aio = undo.and_then(|()| contexts::save(&mut process.main, &ways, &state));
-    let aio = aio.map(|aio| state.aio = aio);
-    let notices = aio.and_then(|()| notices::ask(process, &ways, common.notices));
-    let asked = notices.map(|notices| state.notices = notices);
-    let tracker = common.options.tracker.as_ref();
-    let memory = asked
-        .and_then(|()| copy_changes(process, &mappings, &ways, (session, tracker), &mut state));
-    ways.close(threads_of(process))?;
-    let ahead = session.ahead(process.pid);
-    Ok(Looked { state, status, mappings, ways, memory: memory?, ahead })
+    Ok(all)
+}
+
+/// A stopped process whose first thread tells what it knows.
+struct Asking {
+    state: ProcessState,
+    status: Status,
+    mappings: Vec<Mapping>,
+    threads: Vec<ToldThread>,
+    ways: Rc<Ways>,
+    scratch: Scratch,
+    /// What the first thread has set out on, if it can make calls in a row.
+    row: Option<Row>,
+}
+
+impl Asking {
+    fn begin(
+        process: &mut StoppedProcess,
+        mappings: Vec<Mapping>,
+        mut told: Told,
+        objects: &mut Objects,
+        session: &mut Session,
+    ) -> Result<Asking, EngineError> {
+        let pid = process.main.pid();
+        let mut mappings = told.mappings(mappings);
+        let Told { status, mapped, vdso, mut state, threads, .. } = told;
+        add_signals(process, &mut state)?;
+        (state.files, state.mappings) =
+            mapped.numbered(process.pid, &mappings, objects, &mut session.shared);
+        for (mapping, saved) in mappings.iter_mut().zip(&state.mappings) {
+            mapping.comes_back = matches!(saved.backing, Backing::Description(_));
+        }
+        let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
+        guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
+        let ways = Rc::new(Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status)));
+        let scratch = Scratch::of(pid, &mappings, ways.clone())?;
+        match ask_leader(&mut process.main, &mappings, &scratch, &mut session.shared) {
+            Ok(row) => Ok(Asking { state, status, mappings, threads, ways, scratch, row }),
+            Err(error) => {
+                // What has failed first counts.
+                let _ = ways.close(threads_of(process));
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes what the first thread has told, and asks for the rest. Everybody is at home
+    /// afterwards.
+    fn look(
+        self,
+        process: &mut StoppedProcess,
+        common: &Common<'_>,
+        objects: &Objects,
+        session: &mut Session,
+    ) -> Result<Looked, EngineError> {
+        let Asking { mut state, status, mappings, threads, ways, scratch, row } = self;
+        let asked = ask_live(process, &mappings, &ways, (&mut state, threads), (scratch, row));
+        let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
+        let undo = undo.map(|undo| state.undo = undo);
+        let aio = undo.and_then(|()| contexts::save(&mut process.main, &ways, &state));
+        let aio = aio.map(|aio| state.aio = aio);
+        let notices = aio.and_then(|()| notices::ask(process, &ways, common.notices));
+        let asked = notices.map(|notices| state.notices = notices);
+        let tracker = common.options.tracker.as_ref();
+        let memory = asked
+            .and_then(|()| copy_changes(process, &mappings, &ways, (session, tracker), &mut state));
+        ways.close(threads_of(process))?;
+        let ahead = session.ahead(process.pid);
+        Ok(Looked { state, status, mappings, ways, memory: memory?, ahead })
+    }
+
+    /// Brings the first thread home. Nobody wants to know what it has told, or that it has ended.
+    fn give_up(self, process: &mut StoppedProcess) {
+        if let Some(row) = self.row {
+            let _ = process.main.end_row(row, |_| Ok(()));
+        }
+        let _ = self.ways.close(threads_of(process));
+    }
+}
+
+/// Has the first thread set out to tell what it knows.
+fn ask_leader(
+    main: &mut Thread,
+    mappings: &[Mapping],
+    scratch: &Scratch,
+    shared: &mut Shared,
+) -> Result<Option<Row>, EngineError> {
+    if shared.asks_of(mappings) && scratch.forgets_children(main)? {
+        shared.distrust();
+    }
+    scratch.ask_leader(main)
 }
 
 pub(super) fn threads_of(process: &mut StoppedProcess) -> impl Iterator<Item = &mut Thread> {
@@ -158,22 +247,18 @@ fn hex(signals: Vec<sys::SigInfo>) -> Vec<Hex> {
     signals.into_iter().map(|signal| Hex(signal.to_vec())).collect()
 }
 
-/// What is asked of the live threads.
+/// What is asked of the live threads, of which the first one has been asked.
 fn ask_live(
     process: &mut StoppedProcess,
     mappings: &[Mapping],
     ways: &Ways,
     (state, threads): (&mut ProcessState, Vec<ToldThread>),
-    shared: &mut Shared,
+    (scratch, row): (Scratch, Option<Row>),
 ) -> Result<(), EngineError> {
     let StoppedProcess { main, others, .. } = process;
     let mut threads = threads.into_iter();
     let mut told = || threads.next().ok_or(EngineError::Nonsense("a thread was not looked at"));
-    let scratch = Scratch::of(main.pid(), mappings, ways)?;
-    if shared.asks_of(mappings) && scratch.forgets_children(main)? {
-        shared.distrust();
-    }
-    let (answers, of_process) = scratch.ask_leader(main)?;
+    let (answers, of_process) = scratch.leader_told(main, row)?;
     (state.parent_death_signal, state.subreaper) =
         (of_process.parent_death_signal, of_process.subreaper);
     state.timers = of_process.timers;

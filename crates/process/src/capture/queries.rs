@@ -3,14 +3,15 @@
 
 use crate::attributes;
 use crate::freeze::FrozenClone;
-use crate::home::{Question, Ways};
+use crate::home::{Question, Row, Ways};
 use crate::inject::{self, Parasite, checked};
 use crate::maps::{self, Mapping};
 use crate::state::{Action, ProcessState, SIGNALS};
 use crate::sys;
-use crate::thread::run_all;
-use crate::{EngineError, Thread, filters};
+use crate::{EngineError, Thread};
 use libc::pid_t;
+use std::collections::VecDeque;
+use std::rc::Rc;
 
 /// Bytes of a process's memory that answers are put into for a moment.
 const ROOM: usize = 240;
@@ -38,15 +39,10 @@ const TID_ADDRESS: Asked = prctl("read its tid address", 40);
 /// A thread's name has 16 bytes, with a zero at its end.
 const NAME: Asked = Asked { bytes: NAME_BYTES, ..prctl("read its name", libc::PR_GET_NAME) };
 const NAME_BYTES: usize = 16;
-/// Has no answer but 0 of a thread that filters no calls: another one counts as none.
-const UNFILTERED: Asked =
-    Asked { bytes: 0, ..prctl("read whether it filters its calls", libc::PR_GET_SECCOMP) };
 
 /// What every thread is asked.
 const OF_THREAD: [Asked; 3] = [ALTERNATE_STACK, TID_ADDRESS, NAME];
-/// The same of one whose filters the kernel may not have told.
-const OF_UNTOLD: [Asked; 4] = [UNFILTERED, ALTERNATE_STACK, TID_ADDRESS, NAME];
-/// Bytes of the answers to either.
+/// Bytes of the answers.
 const THREAD_ROOM: usize = 24 + 8 + NAME_BYTES;
 /// What the first thread is asked: the same, then what is its process's.
 const OF_LEADER: [Asked; 8] = [
@@ -82,21 +78,21 @@ pub(super) struct ProcessAnswers {
 
 /// A place in a stopped process where answers are put, and what lay there before.
 #[derive(Debug)]
-pub(super) struct Scratch<'a> {
+pub(super) struct Scratch {
     pid: pid_t,
-    ways: &'a Ways,
+    ways: Rc<Ways>,
     address: u64,
     before: [u8; ROOM],
 }
 
-impl Scratch<'_> {
+impl Scratch {
     /// At the end of the stack lie the program's name, its environment and zeros; all threads are
     /// stopped, so nobody sees them change.
-    pub(super) fn of<'a>(
+    pub(super) fn of(
         pid: pid_t,
         mappings: &[Mapping],
-        ways: &'a Ways,
-    ) -> Result<Scratch<'a>, EngineError> {
+        ways: Rc<Ways>,
+    ) -> Result<Scratch, EngineError> {
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         let fits = |m: &&Mapping| m.protection & writable == writable && !m.shared;
         let stack = mappings.iter().filter(fits).find(|m| m.name == "[stack]");
@@ -124,69 +120,107 @@ impl Scratch<'_> {
         Ok(no_wait || word(&action, 0) == libc::SIG_IGN as u64)
     }
 
-    /// Asks threads what only they can tell of themselves, as many at once as there is room for.
-    /// They are at home afterwards.
+    /// Asks threads what only they can tell of themselves. They are at home afterwards.
     pub(super) fn ask_threads(
         &self,
         threads: &mut [Thread],
     ) -> Result<Vec<ThreadAnswers>, EngineError> {
-        let mut all = Vec::with_capacity(threads.len());
-        match self.ways.at_once().min(ROOM / THREAD_ROOM) {
-            0 => {
-                for thread in threads {
-                    all.push(self.ask_alone(thread)?);
-                }
-            }
-            at_once => {
-                for some in threads.chunks_mut(at_once) {
-                    all.extend(self.ask_some(some)?);
-                }
-            }
-        }
-        Ok(all)
+        let at_once = self.ways.at_once().min(ROOM / THREAD_ROOM);
+        let asked = self.ask_in_turn(threads, at_once)?;
+        let each = threads.iter_mut().zip(asked);
+        each.map(|(thread, answers)| answers.map_or_else(|| self.ask_alone(thread), Ok)).collect()
     }
 
-    /// Asks threads, for which there is room, with one stop each.
-    fn ask_some(&self, threads: &mut [Thread]) -> Result<Vec<ThreadAnswers>, EngineError> {
-        let mut room = [0; ROOM];
-        let room = &mut room[..threads.len() * THREAD_ROOM];
-        sys::write(self.pid, self.address, room)?;
-        let mut questions = Vec::with_capacity(threads.len());
-        for (thread, at) in threads.iter().zip((self.address..).step_by(THREAD_ROOM)) {
-            let is_untold = filters::may_be_strict(thread);
-            if is_untold {
-                thread.suspend_untold_filters()?;
+    /// Asks threads with one stop each, `at_once` of them at any time: while one is brought home
+    /// and the next one sets out, the others make their calls. `None` of those that are to be asked
+    /// by themselves.
+    fn ask_in_turn(
+        &self,
+        threads: &mut [Thread],
+        at_once: usize,
+    ) -> Result<Vec<Option<ThreadAnswers>>, EngineError> {
+        let mut all = Vec::new();
+        all.resize_with(threads.len(), || None);
+        if at_once == 0 {
+            return Ok(all);
+        }
+        let (mut away, mut next, mut result) = (VecDeque::with_capacity(at_once), 0, Ok(()));
+        loop {
+            while result.is_ok() && next < threads.len() && away.len() < at_once {
+                match self.set_out(&mut threads[next], next % at_once) {
+                    Ok(row) => away.extend(row.map(|row| (next, row))),
+                    Err(error) => result = Err(error),
+                }
+                next += 1;
             }
-            questions.push(questions_at(at, if is_untold { &OF_UNTOLD } else { &OF_THREAD }));
+            // Whatever has failed of one, the others are waited for.
+            let Some((index, row)) = away.pop_front() else { break };
+            match self.come_home(&mut threads[index], row, index % at_once) {
+                Ok(answers) => all[index] = answers,
+                Err(error) => result = result.and(Err(error)),
+            }
         }
-        let rows = self.ways.lead_all_asking(threads, &questions)?;
-        let ends = run_all(threads, &rows)?;
-        inject::read_exact(self.pid, self.address, room)?;
-        let mut all = Vec::with_capacity(threads.len());
-        for ((thread, end), answers) in threads.iter_mut().zip(ends).zip(room.chunks(THREAD_ROOM)) {
-            all.push(match end {
-                0 => thread_answers(&split(answers, &OF_THREAD)),
-                _ => self.ask_alone(thread)?,
-            });
+        result.map(|()| all)
+    }
+
+    /// Has a thread set out to answer in the slot of that number.
+    fn set_out(&self, thread: &mut Thread, slot: usize) -> Result<Option<Row>, EngineError> {
+        let questions = questions_at(self.room(slot), &OF_THREAD);
+        let row = self.ways.lead_asking_in(slot, thread, &questions)?;
+        if let Some(row) = row {
+            thread.set_out(row)?;
         }
-        Ok(all)
+        Ok(row)
+    }
+
+    /// Waits until it has answered.
+    fn come_home(
+        &self,
+        thread: &mut Thread,
+        row: Row,
+        slot: usize,
+    ) -> Result<Option<ThreadAnswers>, EngineError> {
+        if thread.end_row(row, |_| Ok(()))? != 0 {
+            return Ok(None);
+        }
+        let mut answers = [0; THREAD_ROOM];
+        inject::read_exact(self.pid, self.room(slot), &mut answers)?;
+        Ok(Some(thread_answers(&split(&answers, &OF_THREAD))))
+    }
+
+    /// Where the answers of the thread in that slot come.
+    fn room(&self, slot: usize) -> u64 {
+        self.address + (slot * THREAD_ROOM) as u64
     }
 
     /// Asks a thread by itself, whose answers are not those that were hoped for.
     fn ask_alone(&self, thread: &mut Thread) -> Result<ThreadAnswers, EngineError> {
-        if filters::may_be_strict(thread) {
-            filters::refuse_thread(self.pid, thread)?;
-        }
         Ok(thread_answers(&self.ask(thread, &OF_THREAD)?))
     }
 
-    /// Asks the first thread what it can tell of itself and of its process. It is at home
-    /// afterwards.
-    pub(super) fn ask_leader(
+    /// Has the first thread set out to tell what it can of itself and of its process, if it can
+    /// make calls in a row: [`Scratch::leader_told`] is to be called then, whatever else fails.
+    pub(super) fn ask_leader(&self, leader: &mut Thread) -> Result<Option<Row>, EngineError> {
+        sys::write(self.pid, self.address, &[0; ROOM][..length(&OF_LEADER)])?;
+        let row = self.ways.lead_asking(leader, &self.questions(&OF_LEADER))?;
+        if let Some(row) = row {
+            leader.set_out(row)?;
+        }
+        Ok(row)
+    }
+
+    /// Returns what the first thread tells, which has set out on `row` if that is one. It is at
+    /// home afterwards.
+    pub(super) fn leader_told(
         &self,
         leader: &mut Thread,
+        row: Option<Row>,
     ) -> Result<(ThreadAnswers, ProcessAnswers), EngineError> {
-        let answers = self.ask(leader, &OF_LEADER)?;
+        let at_once = row.map(|row| leader.end_row(row, |_| Ok(()))).transpose()?;
+        if at_once != Some(0) {
+            self.ask_one_by_one(leader, &OF_LEADER)?;
+        }
+        let answers = self.answers(&OF_LEADER)?;
         let timer = |answer: &Vec<u8>| {
             let time = |at| word(answer, at).wrapping_mul(1_000_000) + word(answer, at + 8);
             (time(0), time(16))
@@ -219,14 +253,19 @@ impl Scratch<'_> {
 
     /// Has the thread ask all of `asked`; the bytes of each answer.
     fn ask(&self, thread: &mut Thread, asked: &[Asked]) -> Result<Vec<Vec<u8>>, EngineError> {
-        let bytes = asked.iter().map(|asked| asked.bytes).sum();
-        let mut room = [0; ROOM];
-        sys::write(self.pid, self.address, &room[..bytes])?;
+        sys::write(self.pid, self.address, &[0; ROOM][..length(asked)])?;
         if !self.ask_at_once(thread, asked)? {
             self.ask_one_by_one(thread, asked)?;
         }
-        inject::read_exact(self.pid, self.address, &mut room[..bytes])?;
-        Ok(split(&room[..bytes], asked))
+        self.answers(asked)
+    }
+
+    /// The answers that have come.
+    fn answers(&self, asked: &[Asked]) -> Result<Vec<Vec<u8>>, EngineError> {
+        let mut room = [0; ROOM];
+        let answers = &mut room[..length(asked)];
+        inject::read_exact(self.pid, self.address, answers)?;
+        Ok(split(answers, asked))
     }
 
     fn questions(&self, asked: &[Asked]) -> Vec<Question> {
@@ -265,6 +304,11 @@ fn questions_at(mut answer: u64, asked: &[Asked]) -> Vec<Question> {
     asked.iter().map(question).collect()
 }
 
+/// Bytes of all answers.
+fn length(asked: &[Asked]) -> usize {
+    asked.iter().map(|asked| asked.bytes).sum()
+}
+
 /// The bytes of each answer.
 fn split(mut answers: &[u8], asked: &[Asked]) -> Vec<Vec<u8>> {
     let answer = |asked: &Asked| {
@@ -286,7 +330,7 @@ fn thread_answers(answers: &[Vec<u8>]) -> ThreadAnswers {
     }
 }
 
-impl Drop for Scratch<'_> {
+impl Drop for Scratch {
     fn drop(&mut self) {
         // A process that has ended needs nothing back.
         let _ = sys::write(self.pid, self.address, &self.before);

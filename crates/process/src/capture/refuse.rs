@@ -10,6 +10,8 @@ use crate::{EngineError, huge, rseq, several};
 use libc::pid_t;
 use rustix::process::geteuid;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 const NAMESPACES: [&str; 7] =
     ["ns/mnt", "ns/user", "ns/pid", "ns/net", "ns/ipc", "ns/uts", "ns/cgroup"];
@@ -56,15 +58,35 @@ pub(super) fn mapped_ahead(
     roots: &Roots,
     is_held: impl Fn(u64, u64) -> bool + Sync,
 ) -> Result<(), EngineError> {
-    let lookup = Lookup::default();
-    let looked =
-        several::try_each(&stop::alive(roots), |pid| match mapped(*pid, &lookup, &is_held) {
-            Err(EngineError::Ended { .. }) => Ok(()),
-            // What is ending loses its memory before it has ended: that is told as it may.
-            Err(_) if !proc::goes_on(proc::reach(*pid)) => Ok(()),
-            other => other,
-        });
-    looked.map(drop)
+    let (pids, lookup) = (stop::alive(roots), Lookup::default());
+    let looked = several::each(&pids, |pid| mapped(*pid, &lookup, &is_held));
+    let mut looked = pids.into_iter().zip(looked);
+    looked.try_for_each(|(pid, looked)| match looked {
+        Err(error) if passes(&error) => mapped_again(pid, &is_held),
+        other => other,
+    })
+}
+
+/// How often what may be otherwise in a moment is looked at, and what passes between two looks.
+pub(super) const LOOKS: usize = 5;
+pub(super) const PAUSE: Duration = Duration::from_millis(3);
+
+/// Whether what a running process is refused for may be otherwise in a moment.
+pub(super) fn passes(error: &EngineError) -> bool {
+    matches!(error, EngineError::Unsupported { .. } | EngineError::NoEntry { .. })
+}
+
+/// Looks at one process again, and at no other: it may have removed the name of a file that it has
+/// just mapped, or be becoming another program. Names are looked up anew, too.
+fn mapped_again(pid: pid_t, is_held: impl Fn(u64, u64) -> bool) -> Result<(), EngineError> {
+    let mut looks = 2;
+    loop {
+        thread::sleep(PAUSE);
+        match mapped(pid, &Lookup::default(), &is_held) {
+            Err(error) if passes(&error) && looks < LOOKS => looks += 1,
+            other => return other,
+        }
+    }
 }
 
 fn mapped(
@@ -72,8 +94,22 @@ fn mapped(
     lookup: &Lookup,
     is_held: impl Fn(u64, u64) -> bool,
 ) -> Result<(), EngineError> {
+    match look_at_mapped(pid, lookup, is_held) {
+        Err(EngineError::Ended { .. }) => Ok(()),
+        // What is ending loses its memory before it has ended: that is told as it may.
+        Err(_) if !proc::goes_on(proc::reach(pid)) => Ok(()),
+        other => other,
+    }
+}
+
+fn look_at_mapped(
+    pid: pid_t,
+    lookup: &Lookup,
+    is_held: impl Fn(u64, u64) -> bool,
+) -> Result<(), EngineError> {
     let at = proc::reach(pid);
     let mappings = maps::named(at)?;
+    huge_pages(at, &mappings)?;
     let nameless = mapped::look(at, &mappings, lookup, is_held)?;
     guards::refuse_in(at, &nameless)?;
     // One that is ending maps nothing any more.
@@ -87,8 +123,7 @@ fn one(pid: pid_t, here: &Here) -> Result<(), EngineError> {
     if tracer != 0 {
         return Err(EngineError::Traced { pid, tracer });
     }
-    process(at, here)?;
-    huge_pages(at, &maps::of(at)?)?;
+    process(pid, at, here)?;
     let user = (!geteuid().is_root()).then(|| geteuid().as_raw());
     if let Some(login) = user.and_then(|user| lost_login(at, user, &here.login)) {
         let what = "which a restart can give back to root's jobs alone";
@@ -107,21 +142,21 @@ fn lost_login(pid: pid_t, user: u32, own: &str) -> Option<String> {
     (login != own.trim() && login != user.to_string()).then(|| login.to_owned())
 }
 
-/// Of a process, reached by its thread `pid`.
-pub(super) fn process(pid: pid_t, here: &Here) -> Result<(), EngineError> {
+/// Refuses the process `pid` for where it is: by its thread `at`, or its clone, which is there.
+pub(super) fn process(pid: pid_t, at: pid_t, here: &Here) -> Result<(), EngineError> {
     let unsupported = |what: &str| {
         Err(EngineError::unsupported(pid, format!("{what}, which kedge cannot save yet")))
     };
     for (name, own) in NAMESPACES.into_iter().zip(&here.namespaces) {
         // As bytes: a comparison of paths would take them apart.
-        if proc::link(pid, name)?.as_os_str() != own.as_os_str() {
+        if proc::link(at, name)?.as_os_str() != own.as_os_str() {
             return unsupported("it has namespaces of its own");
         }
     }
-    if proc::link(pid, "root")? != Path::new("/") {
+    if proc::link(at, "root")? != Path::new("/") {
         return unsupported("it has changed its root folder");
     }
-    if let Some(group) = other_group(&proc::text(pid, "cgroup")?, &here.groups) {
+    if let Some(group) = other_group(&proc::text(at, "cgroup")?, &here.groups) {
         return unsupported(&format!("it has moved into the control group {group}"));
     }
     Ok(())
@@ -149,6 +184,77 @@ fn other_group<'a>(its: &'a str, own: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, File};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A child that maps what this process maps, and lives no longer than this.
+    struct Forked(pid_t);
+
+    impl Forked {
+        fn new() -> Forked {
+            // SAFETY: the child makes system calls alone, whatever other threads hold.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                loop {
+                    // SAFETY: the call takes no arguments, and returns where a handler has run.
+                    unsafe { libc::pause() };
+                }
+            }
+            assert!(pid > 0);
+            Forked(pid)
+        }
+    }
+
+    impl Drop for Forked {
+        fn drop(&mut self) {
+            // SAFETY: it is this test's child and not collected; the kernel stores no status.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL);
+            }
+        }
+    }
+
+    /// Of one whose name goes just when it is looked at, and of nobody else.
+    #[test]
+    fn a_process_that_removes_what_it_maps_is_looked_at_again_by_itself() {
+        let name = format!("kedge-mapped-{}", std::process::id());
+        let [path, other] =
+            ["one", "other"].map(|of| std::env::temp_dir().join(format!("{name}-{of}")));
+        let map = |path: &Path| {
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(kedge_image::PAGE).unwrap();
+            let (length, access) = (kedge_image::PAGE as usize, libc::PROT_READ);
+            let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+            // SAFETY: a new mapping, wherever the kernel puts it, that nobody looks into.
+            let at = unsafe { libc::mmap(null, length, access, libc::MAP_SHARED, fd, 0) };
+            assert_ne!(at, libc::MAP_FAILED);
+            (file.metadata().unwrap().ino(), at, length)
+        };
+        // What a child maps, and nobody else.
+        let held_by_child = |path: &Path| {
+            let (inode, at, length) = map(path);
+            let child = Forked::new();
+            // SAFETY: it was mapped above, and nobody else knows of it.
+            unsafe { libc::munmap(at, length) };
+            (inode, child)
+        };
+        let ((elsewhere, another), (inode, one)) = (held_by_child(&other), held_by_child(&path));
+        let (seen, seen_elsewhere) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let is_held = |_, of: u64| {
+            if of == inode && seen.fetch_add(1, Ordering::SeqCst) == 0 {
+                fs::remove_file(&path).unwrap();
+            }
+            seen_elsewhere.fetch_add(usize::from(of == elsewhere), Ordering::SeqCst);
+            false
+        };
+        let looked = mapped_ahead(&Roots::These(vec![another.0, one.0]), is_held);
+        fs::remove_file(&other).unwrap();
+        looked.unwrap();
+        assert_eq!((seen.into_inner(), seen_elsewhere.into_inner()), (2, 1));
+    }
 
     #[test]
     fn the_root_of_a_hierarchy_is_no_group() {

@@ -6,7 +6,7 @@ use crate::maps::Mapping;
 use crate::plugins::rings;
 use crate::stop::{StoppedJob, StoppedProcess};
 use crate::vdso::Vdso;
-use crate::{EngineError, Thread, filters};
+use crate::{EngineError, Thread};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,9 +31,6 @@ pub(super) fn settle(job: &mut StoppedJob, mappings: &[Vec<Mapping>]) -> Result<
             continue;
         }
         let pid = process.main.pid();
-        for thread in process.others.iter().filter(|thread| filters::may_be_strict(thread)) {
-            filters::refuse_thread(process.pid, thread)?;
-        }
         let ways = Ways::within(&Vdso::among(pid, mappings)?, pid)?;
         let settled = settle_one(process, &ways, begin);
         ways.close(std::iter::once(&mut process.main).chain(&mut process.others))?;

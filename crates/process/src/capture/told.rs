@@ -1,7 +1,8 @@
 //! What /proc tells of one stopped process. None of it is asked as its tracer, so that it is read
 //! of several processes at once.
 
-use super::mapped::{By, Mapped};
+use super::lookup::Lookup;
+use super::mapped::{self, Mapped};
 use super::objects::Objects;
 use super::process::Common;
 use super::refuse::{self, Here};
@@ -17,7 +18,7 @@ use std::fs;
 use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Resource limits by number, as /proc/PID/limits names them.
 const LIMITS: [&str; 16] = [
@@ -91,7 +92,7 @@ impl ToldThread {
 
 impl Told {
     /// Reads what is told of the process of `ids`, which maps `mappings` and which its thread `pid`
-    /// answers for.
+    /// answers for, and no clone of it would have: [`By::describe`] tells the rest.
     ///
     /// # Errors
     ///
@@ -99,19 +100,17 @@ impl Told {
     /// tell.
     pub(super) fn of(
         pid: pid_t,
-        ids: Ids,
+        (ids, exit_signal): (Ids, i32),
         mappings: &[Mapping],
         (common, objects): (&Common<'_>, &Objects),
-        here: &Here,
     ) -> Result<Told, EngineError> {
         let status = Status::of(pid)?;
-        refuse::process(pid, here)?;
         let flagged = flagged(pid, &status, mappings)?;
         let vdso = Vdso::among(pid, mappings)?;
         let own = flagged.as_deref().unwrap_or(mappings).iter().filter(|m| is_own(m));
         let (lookup, descriptors) = (&common.lookup, common.descriptors);
-        let mapped = Mapped::of(pid, own, &vdso, By { lookup, descriptors, objects })?;
-        let state = describe(pid, ids, &status, common)?;
+        let mapped = Mapped::of(pid, own, &vdso, mapped::By { lookup, descriptors, objects })?;
+        let state = describe(pid, (ids, exit_signal), &status)?;
         Ok(Told { status, flagged, mapped, vdso, state, threads: Vec::new() })
     }
 
@@ -143,33 +142,28 @@ fn flagged(
     Ok(Some(mappings))
 }
 
-/// Describes the process of `ids`, by the thread `pid`: without what is not in /proc.
+/// Describes the process of `ids`, by the thread `pid`: without what is not in /proc, and what a
+/// clone has inherited.
 fn describe(
     pid: pid_t,
-    ids: Ids,
+    (ids, exit_signal): (Ids, i32),
     status: &Status,
-    common: &Common<'_>,
 ) -> Result<ProcessState, EngineError> {
-    let stat = Stat::of(pid)?;
-    let at = |field| stat.get(field) as u64;
-    // Another thread than the first has none.
-    let first = if pid == ids.pid { None } else { Some(Stat::of(ids.pid)?) };
-    let cwd = proc::link(pid, "cwd")?;
     Ok(ProcessState {
         ids,
-        exit_signal: first.as_ref().unwrap_or(&stat).get(Field::ExitSignal) as i32,
+        exit_signal,
         stopped: false,
         stop_signal: 0,
-        exe: common.lookup.target(&proc::link(pid, "exe")?).map(|target| target.file.clone()),
-        cwd_removed: removed_folder(pid, &cwd, common.descriptors),
-        cwd,
+        exe: None,
+        cwd_removed: None,
+        cwd: PathBuf::new(),
         umask: status.octal("Umask"),
-        personality: u32::from_str_radix(proc::text(pid, "personality")?.trim(), 16).unwrap_or(0),
+        personality: 0,
         dumpable: 1,
-        attributes: Attributes::of(pid),
+        attributes: Attributes::of_process(pid),
         no_new_privs: status.decimal("NoNewPrivs") != 0,
         credentials: credentials(pid, status)?,
-        limits: limits(pid)?,
+        limits: Vec::new(),
         actions: Vec::new(),
         pending: Vec::new(),
         timers: Vec::new(),
@@ -177,15 +171,7 @@ fn describe(
         posix_timers: timers::of(pid)?,
         parent_death_signal: 0,
         subreaper: false,
-        mm: MemoryMap {
-            code: (at(Field::StartCode), at(Field::EndCode)),
-            data: (at(Field::StartData), at(Field::EndData)),
-            brk: (at(Field::StartBrk), at(Field::StartBrk)),
-            stack: at(Field::StartStack),
-            arguments: (at(Field::ArgStart), at(Field::ArgEnd)),
-            environment: (at(Field::EnvStart), at(Field::EnvEnd)),
-            auxiliary: auxiliary(pid)?,
-        },
+        mm: MemoryMap::default(),
         files: Vec::new(),
         mappings: Vec::new(),
         aio: Vec::new(),
@@ -194,6 +180,49 @@ fn describe(
         filters: Vec::new(),
         threads: Vec::new(),
     })
+}
+
+/// What processes are described by that may go on already.
+#[derive(Clone, Copy)]
+pub(super) struct By<'a> {
+    pub(super) lookup: &'a Lookup,
+    pub(super) descriptors: &'a plugins::Saved,
+    pub(super) here: &'a Here,
+}
+
+impl By<'_> {
+    /// Adds to `state` what its process has from its making on or leaves to a clone: by `at`, which
+    /// is the process, stopped, or its clone, for which nobody stands still.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Unsupported`] of what is to be refused by name, and where /proc does not
+    /// tell.
+    pub(super) fn describe(self, at: pid_t, state: &mut ProcessState) -> Result<(), EngineError> {
+        let By { lookup, descriptors, here } = self;
+        refuse::process(state.ids.pid, at, here)?;
+        let cwd = proc::link(at, "cwd")?;
+        state.exe = lookup.target(&proc::link(at, "exe")?).map(|target| target.file.clone());
+        state.cwd_removed = removed_folder(at, &cwd, descriptors);
+        state.cwd = cwd;
+        let personality = proc::text(at, "personality")?;
+        state.personality = u32::from_str_radix(personality.trim(), 16).unwrap_or(0);
+        state.attributes.add_inherited(at);
+        state.limits = limits(at)?;
+        let stat = Stat::of(at)?;
+        let field = |field| stat.get(field) as u64;
+        state.mm = MemoryMap {
+            code: (field(Field::StartCode), field(Field::EndCode)),
+            data: (field(Field::StartData), field(Field::EndData)),
+            // The end is asked of the process, or was.
+            brk: (field(Field::StartBrk), state.mm.brk.1),
+            stack: field(Field::StartStack),
+            arguments: (field(Field::ArgStart), field(Field::ArgEnd)),
+            environment: (field(Field::EnvStart), field(Field::EnvEnd)),
+            auxiliary: auxiliary(at)?,
+        };
+        Ok(())
+    }
 }
 
 /// The working folder of `pid`, to which `link` leads, if no name does.

@@ -3,6 +3,7 @@
 use super::changes::{self, Changes};
 use super::flags::{self, Flags};
 use super::names::Search;
+use super::told::By;
 use super::{Held, Memory, Once, Options, guards, inherited, memory, process_file, queries};
 use crate::EngineError;
 use crate::proc;
@@ -39,9 +40,10 @@ impl Held {
         options: &Options,
         search: &Search,
         (once, once_ahead): (&Once, &Once),
+        by: By<'_>,
     ) -> Result<Vec<FileEntry>, EngineError> {
         let ahead = self.ahead.take();
-        let (state, writer) = self.write(options, search, once)?;
+        let (state, writer) = self.write(options, search, once, by)?;
         search.end();
         // What the kernel may drop is in no image. But another process has what was there when this
         // was written ahead, and keeps it.
@@ -58,6 +60,7 @@ impl Held {
         options: &Options,
         search: &Search,
         once: &Once,
+        by: By<'_>,
     ) -> Result<(ProcessState, ImageWriter), EngineError> {
         let Held { mut state, memory, mappings, writer, written, .. } = self;
         let (codec, pid) = (options.codec, state.ids.pid);
@@ -66,6 +69,7 @@ impl Held {
         match memory {
             Memory::Clone(clone, changes) => {
                 let write = || {
+                    by.describe(clone.pid(), &mut state)?;
                     queries::ask_clone(&clone, &mappings, &mut state)?;
                     // It has not inherited those of the mappings that are written already.
                     state.guards.extend(guards::of(clone.pid(), &mappings)?);

@@ -19,6 +19,7 @@ use crate::{EngineError, Thread, proc, several, sys, translate};
 use libc::{c_long, pid_t};
 use program::Filter;
 use std::io::{self, Read};
+use std::iter;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
@@ -41,37 +42,23 @@ pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), Engine
 /// Refuses the stopped `processes` as [`refuse`] does, before calls are made in them.
 ///
 /// The status of thousands of threads takes long to read. Where the kernel tells this process of
-/// filters, it is read of those that have some, and of those that answer for their processes. The
-/// others can only be in strict mode, of which it does not tell: see [`may_be_strict`].
+/// filters, it is read of those that have some, and of those that may be in strict mode for all
+/// that the calls tell in which they have stopped: the kernel does not tell of that mode.
 ///
 /// # Errors
 ///
 /// [`EngineError::Unsupported`], which names the first such thread.
 pub(crate) fn refuse_stopped(processes: &[StoppedProcess]) -> Result<(), EngineError> {
     let own = OWN.get_or_init(own_filters);
+    let are_told =
+        |thread: &&Thread| own.suspends && !thread.is_filtered() && !thread.is_in_strict_call();
     let of = |process: &StoppedProcess| {
-        let others = process.others.iter().filter(|thread| !may_be_strict(thread));
-        let tids = others.map(Thread::pid).chain([process.main.pid()]);
-        tids.map(|tid| (process.pid, tid)).collect::<Vec<_>>()
+        let threads = iter::once(&process.main).chain(&process.others);
+        let untold = threads.filter(|thread| !are_told(thread));
+        untold.map(|thread| (process.pid, thread.pid())).collect::<Vec<_>>()
     };
     let all = processes.iter().flat_map(of).collect::<Vec<_>>();
     several::try_each(&all, |(pid, tid)| own.refuse(*pid, *tid)).map(drop)
-}
-
-/// Whether [`refuse_stopped`] did not look at `thread`, where it does not answer for its process:
-/// before it makes a call, its filters are to be suspended ([`Thread::suspend_untold_filters`]) or
-/// looked at ([`refuse_thread`]).
-pub(crate) fn may_be_strict(thread: &Thread) -> bool {
-    are_saved() && !thread.is_filtered()
-}
-
-/// Refuses `thread` of the process `pid` as [`refuse`] does.
-///
-/// # Errors
-///
-/// [`EngineError::Unsupported`].
-pub(crate) fn refuse_thread(pid: pid_t, thread: &Thread) -> Result<(), EngineError> {
-    OWN.get_or_init(own_filters).refuse(pid, thread.pid())
 }
 
 /// Most filters of a thread that are saved. Programs have a handful.

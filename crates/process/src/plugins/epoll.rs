@@ -89,18 +89,17 @@ impl Plugin for Epoll {
 /// The number of a member that no process of the running job holds. One that has been added or
 /// closed just now is none, nor one that may be under way.
 fn lost(file: &Found, job: &Job, told: &[Told]) -> Option<i32> {
-    if carried::may_be_unseen(job) {
-        return None;
-    }
     let (pid, fd) = job.place(file);
     let held = |number: i32, which: u32| {
         let member = sys::Member { epoll: fd as u32, number: number as u32, which };
         // Under its number it may be newer than the list of all.
         let has = |at| sys::is_member(at, number, pid, &member).unwrap_or(false);
-        job.processes.iter().any(|process| has(process.at))
-            || target(job, file, number, which).is_some()
+        likely_first(file, job).any(has) || target(job, file, number, which).is_some()
     };
     let (told, which) = numbered(told).find(|(told, which)| !held(told.0, *which))?;
+    if carried::may_be_unseen(job) {
+        return None;
+    }
     let begin = Instant::now();
     while begin.elapsed() < job.patience {
         thread::sleep(TICK);
@@ -110,6 +109,15 @@ fn lost(file: &Found, job: &Job, told: &[Told]) -> Option<i32> {
         }
     }
     Some(told.0)
+}
+
+/// Where the job's processes are in /proc, those first that hold `file`: of hundreds that have an
+/// epoll each, one has its members.
+fn likely_first(file: &Found, job: &Job) -> impl Iterator<Item = i32> {
+    let holds = |process: &usize| file.holders.iter().any(|holder| holder.process == *process);
+    let others = (0..job.processes.len()).filter(move |process| !holds(process));
+    let holders = file.holders.iter().map(|holder| holder.process);
+    holders.chain(others).map(|process| job.processes[process].at)
 }
 
 fn is_lost(number: i32) -> String {

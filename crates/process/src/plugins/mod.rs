@@ -43,7 +43,7 @@ mod saved;
 mod signalfd;
 mod sockets;
 mod streams;
-mod survey;
+pub(crate) mod survey;
 mod sys;
 pub(crate) mod sysv;
 mod timerfd;

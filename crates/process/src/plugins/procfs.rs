@@ -140,15 +140,34 @@ pub(crate) fn descriptors(pid: i32) -> Result<Vec<i32>, PluginError> {
 
 /// What descriptor `fd` of `pid` is; `None` if it has been closed meanwhile.
 pub(crate) fn descriptor(pid: i32, fd: i32) -> Result<Option<Seen>, PluginError> {
-    let seen = || -> io::Result<Seen> {
+    let seen = || {
         let path = format!("/proc/{pid}/fd/{fd}");
         let link = fs::read_link(&path)?.into_os_string();
         let stat = Stat::of(&fs::metadata(&path)?);
-        let text = read(&format!("/proc/{pid}/fdinfo/{fd}"), MAX_FDINFO)?;
-        let info = FdInfo::parse(&text).ok_or_else(|| io::Error::other("unknown form"))?;
-        Ok(Seen { link, info, stat })
+        Ok(Seen { link, info: info(pid, fd)?, stat })
     };
-    match seen() {
+    unless_closed(pid, fd, seen())
+}
+
+/// The same where descriptor `fd` of `pid` is known to stand for the same description as the one
+/// that was `seen`: most of what there is to tell is the description's.
+pub(crate) fn same_description(
+    pid: i32,
+    fd: i32,
+    seen: &Seen,
+) -> Result<Option<Seen>, PluginError> {
+    let Seen { link, stat, .. } = seen;
+    let same = |info| Seen { link: link.clone(), info, stat: *stat };
+    unless_closed(pid, fd, info(pid, fd).map(same))
+}
+
+fn info(pid: i32, fd: i32) -> io::Result<FdInfo> {
+    let text = read(&format!("/proc/{pid}/fdinfo/{fd}"), MAX_FDINFO)?;
+    FdInfo::parse(&text).ok_or_else(|| io::Error::other("unknown form"))
+}
+
+fn unless_closed(pid: i32, fd: i32, seen: io::Result<Seen>) -> Result<Option<Seen>, PluginError> {
+    match seen {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some).to(|| format!("look at descriptor {fd} of process {pid}")),
     }
@@ -156,6 +175,13 @@ pub(crate) fn descriptor(pid: i32, fd: i32) -> Result<Option<Seen>, PluginError>
 
 /// The id that `pid` has in its own, innermost pid namespace.
 pub(crate) fn inner_pid(pid: i32) -> io::Result<i32> {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid"));
+    // A link is read in less time than a status.
+    if let (Ok(its), Ok(own)) = (namespace(&pid.to_string()), namespace("self"))
+        && its.as_os_str() == own.as_os_str()
+    {
+        return Ok(pid);
+    }
     let status = read(&format!("/proc/{pid}/status"), MAX_STATUS)?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let last = line.and_then(|line| line.split_whitespace().last()?.parse().ok());

@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Of pidfd_open: a thread that is not its process's first (Linux 6.9).
 const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
@@ -29,6 +29,10 @@ const LOOKS: usize = 100;
 
 /// How long a program that runs may take to accept the connections that wait at one socket.
 const ACCEPT_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How long claims that end in refusals may take together: each may wait for what a process is to
+/// do. After that nobody else is asked, and what was refused until then is told.
+const REFUSALS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What becomes of the contents of files that are open for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,7 +92,7 @@ impl<'a> Survey<'a> {
     }
 
     fn looked(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
-        let mut job = look(pids)?;
+        let mut job = look(pids, options.still)?;
         (job.contents, job.limit) = (options.contents, options.limit);
         job.patience = if options.still { Duration::ZERO } else { ACCEPT_TIMEOUT };
         sockets::recognise(&mut job);
@@ -96,11 +100,18 @@ impl<'a> Survey<'a> {
         streams::recognise(&mut job, options);
         let plugins = all(&options.more);
         let mut claims = Vec::with_capacity(job.files.len());
-        let mut refusals = Vec::new();
+        let (mut refusals, mut waited) = (Vec::new(), Duration::ZERO);
         for file in &job.files {
+            let begin = Instant::now();
             match claimed(file, &job, &plugins) {
                 Ok(plugin) => claims.push(plugin),
-                Err(refusal) => refusals.push(refusal),
+                Err(refusal) => {
+                    refusals.push(refusal);
+                    waited += begin.elapsed();
+                }
+            }
+            if waited >= REFUSALS_TIMEOUT {
+                break;
             }
         }
         if !refusals.is_empty() {
@@ -216,7 +227,7 @@ fn kind(file: &Found) -> String {
     }
 }
 
-fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
+fn look(pids: &[i32], still: bool) -> Result<Job, Vec<Refusal>> {
     let whole = |pid| {
         move |error: &dyn std::fmt::Display| {
             let (what, remedy) = ("the process".to_owned(), error.to_string());
@@ -227,7 +238,7 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
         several::try_each(pids, |pid| process(*pid).map_err(|error| whole(*pid)(&error)))?;
     own_tables(&processes)?;
     for _ in 0..TRIES {
-        let seen = seen(&processes).map_err(|(pid, e)| whole(pid)(&e))?;
+        let seen = seen(&processes, still).map_err(|(pid, e)| whole(pid)(&e))?;
         if let Ok(files) = grouped(&processes, seen) {
             return Ok(Job::new(processes, files));
         }
@@ -236,7 +247,8 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
     Err(whole(pid)(&"it cannot be compared (kcmp), or changes too fast while it is looked at"))
 }
 
-pub(super) fn process(pid: i32) -> std::io::Result<Process> {
+/// The process `pid`, by another thread where its first has ended.
+pub(crate) fn process(pid: i32) -> std::io::Result<Process> {
     let id = Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("no process has this id"))?;
     let (at, inner) = (proc::reach(pid), procfs::inner_pid(pid)?);
     if at == pid {
@@ -272,19 +284,55 @@ fn own_tables(processes: &[Process]) -> Result<(), Vec<Refusal>> {
 
 type AllSeen = Vec<(Holder, Seen)>;
 
-fn seen(processes: &[Process]) -> Result<AllSeen, (i32, PluginError)> {
-    let each: Vec<(usize, &Process)> = processes.iter().enumerate().collect();
-    let all = several::try_each(&each, |(index, process)| {
-        seen_of(*index, process).map_err(|error| (process.pid, error))
+/// The descriptors of all `processes`. Where they stand still, what the first one has is known of
+/// the others that have inherited it.
+fn seen(processes: &[Process], still: bool) -> Result<AllSeen, (i32, PluginError)> {
+    let Some((first, others)) = processes.split_first() else { return Ok(Vec::new()) };
+    let failed = |of: &Process| {
+        let pid = of.pid;
+        move |error| (pid, error)
+    };
+    let mut all = seen_of(0, first, None).map_err(failed(first))?;
+    let others: Vec<(usize, &Process)> = (1..).zip(others).collect();
+    let known = still.then(|| Known {
+        at: first.at,
+        descriptors: all.iter().map(|(holder, seen)| (holder.fd, seen)).collect(),
+    });
+    let seen = several::try_each(&others, |(index, process)| {
+        seen_of(*index, process, known.as_ref()).map_err(failed(process))
     })?;
-    Ok(all.into_iter().flatten().collect())
+    drop(known);
+    all.extend(seen.into_iter().flatten());
+    Ok(all)
+}
+
+/// What a process has open, by its numbers.
+struct Known<'a> {
+    at: i32,
+    descriptors: BTreeMap<i32, &'a Seen>,
+}
+
+impl Known<'_> {
+    /// What descriptor `fd` of the process at `at` is, if it stands for the same description here.
+    fn inherited(&self, at: i32, fd: i32) -> Option<&Seen> {
+        let same = || sys::compare_files((self.at, fd), (at, fd));
+        self.descriptors.get(&fd).copied().filter(|_| matches!(same(), Ok(Ordering::Equal)))
+    }
 }
 
 /// The descriptors of the process of index `process`.
-fn seen_of(process: usize, of: &Process) -> Result<AllSeen, PluginError> {
+fn seen_of(
+    process: usize,
+    of: &Process,
+    known: Option<&Known<'_>>,
+) -> Result<AllSeen, PluginError> {
     let mut all = Vec::new();
     for fd in procfs::descriptors(of.at)? {
-        let Some(seen) = procfs::descriptor(of.at, fd)? else { continue };
+        let seen = match known.and_then(|known| known.inherited(of.at, fd)) {
+            Some(seen) => procfs::same_description(of.at, fd, seen)?,
+            None => procfs::descriptor(of.at, fd)?,
+        };
+        let Some(seen) = seen else { continue };
         let close_on_exec = seen.info.flags & libc::O_CLOEXEC as u32 != 0;
         all.push((Holder { process, fd, close_on_exec }, seen));
     }

@@ -109,8 +109,19 @@ impl Stopping<'_> {
         Stopping { pid, others, asked, gone, asked_leader, leader, last, listed, watch }
     }
 
+    /// Whether the process has no threads but its first and those that are stopped or asked. The
+    /// kernel counts them, which takes less than to list thousands; those that have ended are
+    /// counted until somebody has collected them.
+    fn has_no_more(&self) -> bool {
+        let known = self.others.len() + self.asked.len();
+        proc::count_threads(self.pid) == Some(known + 1) && !self.watch.has_collected()
+    }
+
     /// Asks the threads that it has now. Those that an exec() has ended are no more.
     fn ask_others(&mut self) -> Result<(), EngineError> {
+        if self.has_no_more() {
+            return Ok(());
+        }
         let now = proc::threads(self.pid);
         self.others.retain(|tid, _| now.binary_search(tid).is_ok());
         for tid in now {
@@ -279,6 +290,8 @@ struct Watched {
     steps: u64,
     /// The threads but for the first that are traced of the process whose turn it is.
     traced: Vec<pid_t>,
+    /// Whether one of those that were traced has been collected.
+    has_collected: bool,
     has_ended: bool,
 }
 
@@ -299,6 +312,11 @@ impl Watch {
 
     fn step(&self) {
         self.now().steps += 1;
+    }
+
+    /// Whether a thread that was traced has been collected, so that it is counted no more.
+    fn has_collected(&self) -> bool {
+        self.now().has_collected
     }
 
     fn turn_to(&self, one: &Stopping<'_>) {
@@ -330,9 +348,9 @@ impl Watch {
         let (mut now, mut before) = (self.now(), 0);
         while !now.has_ended {
             if now.steps == before {
-                now.traced.iter().filter(|tid| proc::is_zombie(**tid)).for_each(|tid| {
-                    reap::wait_for(*tid);
-                });
+                let ended = now.traced.iter().filter(|tid| proc::is_zombie(**tid));
+                let collected = ended.filter(|tid| reap::wait_for(**tid).is_some()).count();
+                now.has_collected |= collected > 0;
             }
             before = now.steps;
             let waited = self.ended.wait_timeout(now, MOMENT);
