@@ -3,8 +3,8 @@
 
 use super::process::job::Job;
 use super::scratch::Scratch;
-use crate::size::Size;
 use kedge_control::gpu::GpuSpec;
+use kedge_control::size::Size;
 use kedge_probe::Series;
 use std::path::Path;
 

@@ -7,9 +7,9 @@ mod image;
 pub(super) mod known;
 
 use super::process::job::{Job, Taken, Warm};
-use crate::size::Size;
 use image::{durable, empty, room, settle, stored};
 use kedge_control::gpu::GpuSpec;
+use kedge_control::size::Size;
 use kedge_probe::{DriverTimes, Held, Series};
 use kedge_supervisor::kedge_again;
 use std::path::Path;

@@ -31,8 +31,8 @@ mod scp;
 
 use super::parts::{Part, wanted};
 use super::scratch::Scratch;
-use crate::size::Size;
 use hosts::Hosts;
+use kedge_control::size::Size;
 use kedge_probe::Series;
 use std::path::Path;
 

@@ -6,11 +6,12 @@ use thiserror::Error;
 
 /// Bytes. A K is 1024.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
+/// A text that is no size.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("`{0}` is no size: write a number and K, M, G or T, such as 512M or 1.5G")]
-pub(crate) struct BadSize(String);
+pub struct BadSize(String);
 
 const UNITS: [(&str, u32); 5] = [("", 0), ("K", 10), ("M", 20), ("G", 30), ("T", 40)];
 
