@@ -1,8 +1,8 @@
 //! Checkpoints of MPI ranks on all hosts, and restarts on others.
 
-use super::hosts::{Hosts, as_root_too, leave_out, quoted, write_key};
+use super::hosts::{Hosts, as_root_too, quoted, write_key};
 use super::{Sink, put, sized};
-use crate::bench::process::job::Job;
+use crate::process::job::Job;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ const WHOLE: &str = ", 1 GiB";
 pub(super) fn run(hosts: &Hosts, size: u64, rounds: usize, sink: Sink<'_>) -> Result<(), String> {
     let program = hosts.compiled("ranks", RANKS)?;
     if hosts.spares.is_empty() {
-        leave_out("no --spare: restarts on other hosts are left out");
+        crate::said::warn("no --spare: restarts on other hosts are left out");
     }
     COUNTS.iter().try_for_each(|ranks| {
         let bench = Bench { hosts, program: &program, ranks: *ranks, size, rounds };

@@ -222,7 +222,7 @@ pub(super) fn writers(dir: Option<&Path>, sizes: &[u64]) -> Result<(), String> {
     let (writers, block) = (*writers, *block);
     let seconds = write_here(dir, writers, block).map_err(|error| error.to_string())?;
     let text = serde_json::to_string(&seconds).map_err(|error| error.to_string())?;
-    crate::output::print(&text).map_err(|error| error.to_string())
+    crate::said::tell(&text)
 }
 
 /// Has so many threads copy all bytes together in blocks, each to memory of its own that is there;

@@ -17,13 +17,15 @@ const READY: Duration = Duration::from_secs(30);
 
 /// What `kedge checkpoint --json` tells.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Taken {
-    pub(crate) image: PathBuf,
-    pub(crate) stall_seconds: f64,
-    pub(in crate::bench) seconds: Option<f64>,
+pub struct Taken {
+    pub image: PathBuf,
+    pub stall_seconds: f64,
+    pub(crate) seconds: Option<f64>,
 }
 
-pub(crate) struct Job {
+/// A job of the `kedge` command, ended with this.
+#[derive(Debug)]
+pub struct Job {
     child: Child,
     /// `None` once its end has been told.
     input: Option<ChildStdin>,
@@ -33,7 +35,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// One that holds `size` bytes and whose images go to `dir`.
-    pub(in crate::bench) fn start(size: u64, dir: &Path, options: &[&str]) -> Result<Job, String> {
+    pub(crate) fn start(size: u64, dir: &Path, options: &[&str]) -> Result<Job, String> {
         let name = format!("kedge-bench-{}", std::process::id());
         let mut command = kedge_again();
         command.args(["run", "--gpu", "none", "--job", &name, "--ckpt-dir"]).arg(dir);
@@ -44,7 +46,7 @@ impl Job {
     }
 
     /// One of so many processes, with so many threads and bytes each, whose images go to `dir`.
-    pub(in crate::bench) fn many(numbers: &[u64; 3], dir: &Path) -> Result<Job, String> {
+    pub(crate) fn many(numbers: &[u64; 3], dir: &Path) -> Result<Job, String> {
         let name = format!("kedge-bench-{}", std::process::id());
         let mut command = kedge_again();
         command.args(["run", "--gpu", "none", "--job", &name, "--ckpt-dir"]).arg(dir);
@@ -54,7 +56,7 @@ impl Job {
     }
 
     /// One that holds device memory, launches and synchronises; `tag` tells it from others.
-    pub(in crate::bench) fn beating(
+    pub(crate) fn beating(
         gpu: &GpuSpec,
         held: &Held,
         dir: &Path,
@@ -69,21 +71,17 @@ impl Job {
     }
 
     /// One that does what `bench far` orders.
-    pub(in crate::bench) fn far(gpu: &GpuSpec, tag: &str) -> Result<Job, String> {
+    pub(crate) fn far(gpu: &GpuSpec, tag: &str) -> Result<Job, String> {
         Job::far_with(gpu, tag, &[])
     }
 
     /// The same, with more options.
-    pub(in crate::bench) fn far_with(
-        gpu: &GpuSpec,
-        tag: &str,
-        options: &[&str],
-    ) -> Result<Job, String> {
+    pub(crate) fn far_with(gpu: &GpuSpec, tag: &str, options: &[&str]) -> Result<Job, String> {
         Job::obeying(gpu, "far", tag, options)
     }
 
     /// One that runs a probe which does what it is ordered; `tag` tells it from others.
-    pub(in crate::bench) fn obeying(
+    pub(crate) fn obeying(
         gpu: &GpuSpec,
         probe: &str,
         tag: &str,
@@ -97,25 +95,28 @@ impl Job {
     }
 
     /// The same program by itself, on this machine's own driver.
-    pub(in crate::bench) fn obeying_natively(probe: &str) -> Result<Job, String> {
+    pub(crate) fn obeying_natively(probe: &str) -> Result<Job, String> {
         let mut command = kedge_again();
         command.args(["probe", probe]);
         Job::ready(command, "without kedge".into())
     }
 
     /// One that says "ready" first.
-    pub(in crate::bench) fn ready(command: Command, name: String) -> Result<Job, String> {
+    pub(crate) fn ready(command: Command, name: String) -> Result<Job, String> {
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
 
     /// The same program by itself, on this machine's own driver.
-    pub(in crate::bench) fn native(held: &Held) -> Result<Job, String> {
+    pub(crate) fn native(held: &Held) -> Result<Job, String> {
         Job::beat(kedge_again(), held, "without kedge".into())
     }
 
     /// One that runs a probe and holds what that makes.
-    pub(crate) fn holding(gpu: &GpuSpec, probe: &[&str], dir: &Path) -> Result<Job, String> {
+    ///
+    /// # Errors
+    /// It did not start, and why.
+    pub fn holding(gpu: &GpuSpec, probe: &[&str], dir: &Path) -> Result<Job, String> {
         let name = format!("kedge-bench-{}", std::process::id());
         let mut command = kedge_again();
         command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
@@ -134,12 +135,12 @@ impl Job {
     }
 
     /// The process that was started: the program's, if it is native.
-    pub(in crate::bench) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Milliseconds that its devices took to come to rest, at each checkpoint so far.
-    pub(in crate::bench) fn rests(&self) -> Result<Vec<f64>, String> {
+    pub(crate) fn rests(&self) -> Result<Vec<f64>, String> {
         let time =
             |line: &str| line.split_once("came to rest within ")?.1.split(' ').next()?.parse().ok();
         Ok(self.log()?.lines().filter_map(time).collect())
@@ -147,7 +148,7 @@ impl Job {
 
     /// Returns the GiB a second in which what was in the devices' memory at the end of each pause
     /// has left it.
-    pub(in crate::bench) fn drains(&self) -> Result<Vec<f64>, String> {
+    pub(crate) fn drains(&self) -> Result<Vec<f64>, String> {
         let rate = |line: &str| {
             let (mib, rest) = line.split_once(" drained ")?.1.split_once(" MiB of the devices'")?;
             let ms = rest.split_once("within ")?.1.split(' ').next()?;
@@ -157,7 +158,7 @@ impl Job {
     }
 
     /// Has what its devices hold read, encoded and summed, and no image made of it: seconds.
-    pub(in crate::bench) fn measure(&self, codec: &str) -> Result<f64, String> {
+    pub(crate) fn measure(&self, codec: &str) -> Result<f64, String> {
         let jobs = Jobs::open().map_err(|error| error.to_string())?;
         let name: JobName = self.name.parse().map_err(|_| "its name is none of a job")?;
         let measured = control::measure(&jobs, &name, codec);
@@ -171,30 +172,22 @@ impl Job {
     }
 
     /// Moves it, as users do: seconds.
-    pub(in crate::bench) fn migrate(&self, to: &str) -> Result<f64, String> {
+    pub(crate) fn migrate(&self, to: &str) -> Result<f64, String> {
         Job::migrate_named(&self.name, to, &[])
     }
 
-    pub(in crate::bench) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// The same of the job `name`.
-    pub(in crate::bench) fn migrate_named(
-        name: &str,
-        to: &str,
-        options: &[&str],
-    ) -> Result<f64, String> {
+    pub(crate) fn migrate_named(name: &str, to: &str, options: &[&str]) -> Result<f64, String> {
         let begin = Instant::now();
         Job::moved(name, to, options).map(|_| begin.elapsed().as_secs_f64())
     }
 
     /// Moves the job `name`: what that tells.
-    pub(in crate::bench) fn moved(
-        name: &str,
-        to: &str,
-        options: &[&str],
-    ) -> Result<Vec<Moving>, String> {
+    pub(crate) fn moved(name: &str, to: &str, options: &[&str]) -> Result<Vec<Moving>, String> {
         let mut command = kedge_again();
         command.args(["migrate", name, "--json", "--to", to]).args(options);
         let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
@@ -207,7 +200,7 @@ impl Job {
 
     /// Checkpoints it as users do, while it beats until a second after the pause: the longest gap
     /// between two beats.
-    pub(in crate::bench) fn gap_beside(&mut self, codec: &str) -> Result<f64, String> {
+    pub(crate) fn gap_beside(&mut self, codec: &str) -> Result<f64, String> {
         let (name, before) = (self.name.clone(), self.rests()?.len());
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| Job::checkpoint_of(&name, codec, &[]));
@@ -232,7 +225,10 @@ impl Job {
     }
 
     /// Restarts `image`: the job, and seconds until it has answered.
-    pub(crate) fn restart(image: &Path, options: &[&str]) -> Result<(Job, f64), String> {
+    ///
+    /// # Errors
+    /// It did not come back, and why.
+    pub fn restart(image: &Path, options: &[&str]) -> Result<(Job, f64), String> {
         let begin = Instant::now();
         let name = format!("kedge-bench-{}", std::process::id());
         let mut command = kedge_again();
@@ -252,31 +248,31 @@ impl Job {
         Ok(line.trim_end().to_owned())
     }
 
-    pub(in crate::bench) fn tell(&mut self, order: &str) -> Result<(), String> {
+    pub(crate) fn tell(&mut self, order: &str) -> Result<(), String> {
         let input = self.input.as_mut().ok_or("no input")?;
         writeln!(input, "{order}").and_then(|()| input.flush()).map_err(|error| error.to_string())
     }
 
     /// The seconds that it answers.
-    pub(in crate::bench) fn answer(&mut self) -> Result<f64, String> {
+    pub(crate) fn answer(&mut self) -> Result<f64, String> {
         let line = self.line()?;
         line.parse().map_err(|_| format!("the job said `{line}`"))
     }
 
-    pub(in crate::bench) fn ask(&mut self, order: &str) -> Result<f64, String> {
+    pub(crate) fn ask(&mut self, order: &str) -> Result<f64, String> {
         self.tell(order)?;
         self.answer()
     }
 
-    pub(crate) fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
+    /// Checkpoints it as users do.
+    ///
+    /// # Errors
+    /// What `kedge checkpoint` says.
+    pub fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
         self.checkpoint_by("raw", options)
     }
 
-    pub(in crate::bench) fn checkpoint_by(
-        &self,
-        codec: &str,
-        options: &[&str],
-    ) -> Result<Taken, String> {
+    pub(crate) fn checkpoint_by(&self, codec: &str, options: &[&str]) -> Result<Taken, String> {
         Job::checkpoint_of(&self.name, codec, options)
     }
 
@@ -292,7 +288,7 @@ impl Job {
     }
 
     /// Ends it.
-    pub(crate) fn end(mut self) {
+    pub fn end(mut self) {
         self.finish();
     }
 
@@ -304,14 +300,14 @@ impl Job {
 }
 
 /// How kedge is asked to keep a proxy ready, but for the device.
-const KEEP_READY: [&str; 3] = ["warm", "start", "--gpu"];
+pub const KEEP_READY: [&str; 3] = ["warm", "start", "--gpu"];
 
 /// What keeps a proxy ready for jobs, until this is dropped.
-pub(in crate::bench) struct Warm(Child);
+pub(crate) struct Warm(Child);
 
 impl Warm {
     /// Returns when one is ready.
-    pub(in crate::bench) fn start(gpu: &GpuSpec) -> Result<Warm, String> {
+    pub(crate) fn start(gpu: &GpuSpec) -> Result<Warm, String> {
         let mut command = kedge_again();
         command.args(KEEP_READY).arg(gpu.to_string());
         let child = command.stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?;
@@ -337,17 +333,5 @@ impl Drop for Warm {
 impl Drop for Job {
     fn drop(&mut self) {
         self.finish();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::KEEP_READY;
-    use clap::Parser;
-
-    #[test]
-    fn it_asks_for_what_kedge_knows() {
-        let words = [&["kedge"], &KEEP_READY[..], &["soft"]].concat();
-        crate::Cli::try_parse_from(words).unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! What it costs a program that what it makes on its devices can be repeated elsewhere.
 
-use super::super::process::job::Job;
 use super::Sink;
+use crate::process::job::Job;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::stats::JobStats;
 use kedge_probe::{Held, Series};

@@ -9,7 +9,7 @@ const CRIU: &str = "CRIU 4.2, measured 2026-11-20 on 2 cores, not paired";
 const LOOPS: [(&str, f64); 3] =
     [("open and close", 8.5), ("malloc and free", 8.8), ("fork and wait", 9.0)];
 
-pub(in crate::bench) fn target(name: &str) -> Option<f64> {
+pub(crate) fn target(name: &str) -> Option<f64> {
     if let Some(looped) = name.strip_suffix(super::LIMIT) {
         return Some(if looped == "fork and wait" { 1.2 } else { 1.02 });
     }
@@ -31,7 +31,7 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
     })
 }
 
-pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
+pub(crate) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
     if let Some((_, value)) = LOOPS.iter().find(|(own, _)| *own == name) {
         return Some((*value, "DMTCP", DMTCP));
     }

@@ -1,23 +1,60 @@
-//! What each figure should be, and what others reach.
+//! Figures: what was measured, what it should be, and what others reach.
 
+use kedge_probe::Series;
 use serde::Serialize;
+
+/// One figure of the list.
+#[derive(Debug, Serialize)]
+pub struct Figure {
+    pub name: String,
+    pub unit: String,
+    /// The median.
+    pub value: f64,
+    pub min: f64,
+    pub max: f64,
+    pub better: Better,
+    pub target: Option<f64>,
+    pub reference: Option<Reference>,
+}
+
+impl Figure {
+    /// Returns the median, the extremes and what is known of a series; `None` without samples.
+    pub fn of(series: Series) -> Option<Figure> {
+        let mut samples = series.samples;
+        samples.retain(|sample| sample.is_finite());
+        samples.sort_by(f64::total_cmp);
+        let (min, max) = (*samples.first()?, *samples.last()?);
+        let middle = samples.len() / 2;
+        let value = match samples.len() % 2 {
+            1 => samples[middle],
+            _ => f64::midpoint(samples[middle - 1], samples[middle]),
+        };
+        let Known { better, target, reference } = known(&series.name, &series.unit);
+        let (name, unit) = (series.name, series.unit);
+        Some(Figure { name, unit, value, min, max, better, target, reference })
+    }
+}
+
+/// Whether less or more of a figure is better.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Better {
+pub enum Better {
     Lower,
     Higher,
 }
 
 impl Better {
-    pub(super) fn reaches(self, value: f64, target: f64) -> bool {
+    /// Whether a figure is as good as its target.
+    pub fn reaches(self, value: f64, target: f64) -> bool {
         match self {
             Better::Lower => value <= target,
             Better::Higher => value >= target,
         }
     }
 
-    pub(super) fn sign(self) -> &'static str {
+    /// Returns the sign between a figure and its target.
+    pub fn sign(self) -> &'static str {
         match self {
             Better::Lower => "≤",
             Better::Higher => "≥",
@@ -27,17 +64,17 @@ impl Better {
 
 /// Somebody else's figure, in the same unit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Reference {
-    pub(super) value: f64,
-    pub(super) what: &'static str,
-    pub(super) source: &'static str,
+pub struct Reference {
+    pub value: f64,
+    pub what: &'static str,
+    pub source: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Known {
-    pub(super) better: Better,
-    pub(super) target: Option<f64>,
-    pub(super) reference: Option<Reference>,
+struct Known {
+    better: Better,
+    target: Option<f64>,
+    reference: Option<Reference>,
 }
 
 const NATIVE: &str = "native, H200";
@@ -46,7 +83,7 @@ const LUPINE: &str = "natively beside LUPINE 7fbd364 on an H200, measured 2026-1
 const GIB: f64 = 1.073_741_824;
 
 /// What is known of the figure `name`, measured in `unit`.
-pub(super) fn known(name: &str, unit: &str) -> Known {
+fn known(name: &str, unit: &str) -> Known {
     let own = super::checkpoint::known::is_rate(name);
     let rate = own || unit.contains("/s") || unit.starts_with("of ") && unit != "of 1";
     let better = if rate { Better::Higher } else { Better::Lower };
@@ -120,6 +157,18 @@ fn copy_reference(name: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of(samples: &[f64]) -> Option<Figure> {
+        Figure::of(Series { name: "x".into(), unit: "µs".into(), samples: samples.to_vec() })
+    }
+
+    #[test]
+    fn figures_are_medians() {
+        let figure = of(&[3.0, 1.0, f64::NAN, 2.0]).unwrap();
+        assert_eq!((figure.value, figure.min, figure.max), (2.0, 1.0, 3.0));
+        assert_eq!(of(&[4.0, 1.0]).unwrap().value, 2.5);
+        assert!(of(&[]).is_none());
+    }
 
     #[test]
     fn rates_are_better_higher_and_times_lower() {

@@ -16,10 +16,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The first step: everybody has been started.
 const ASSEMBLED: u32 = 1;
 
-pub(in crate::bench) const BARRIER: &str = "barrier of 256 processes";
+pub(crate) const BARRIER: &str = "barrier of 256 processes";
 
 /// In a folder of its own.
-pub(in crate::bench) fn run(dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
+pub(crate) fn run(dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
     measure(&Scratch::new(dir)?.0, sink)
 }
 
@@ -59,7 +59,10 @@ impl Drop for Members {
 }
 
 /// One of the processes: the times, in milliseconds, from one barrier to the next.
-pub(crate) fn member(folder: &Path, index: u32) -> Result<Vec<f64>, String> {
+///
+/// # Errors
+/// A barrier was not passed, and why.
+pub fn member(folder: &Path, index: u32) -> Result<Vec<f64>, String> {
     let name = index.to_string();
     let member = Member { job: JOB.into(), name, node: "bench".into(), part: true };
     let folder = PathBuf::from(folder);

@@ -2,7 +2,7 @@
 //! what counts is how long it stands still.
 
 use super::data::{self, Data};
-use crate::output;
+use crate::said;
 use kedge_supervisor::control::{self, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use kedge_supervisor::kedge_again;
@@ -12,9 +12,12 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 /// `kedge probe hold`: makes the data, says so, and holds them until its input ends.
-pub(crate) fn hold(name: &str, size: usize) -> Result<(), String> {
+///
+/// # Errors
+/// There is no such data, or nobody reads what it says.
+pub fn hold(name: &str, size: usize) -> Result<(), String> {
     let data = data::by_name(name, size).ok_or_else(|| format!("no data named {name}"))?;
-    output::print("ready\n").map_err(|error| error.to_string())?;
+    said::tell("ready\n")?;
     let ended = std::io::stdin().read_to_end(&mut Vec::new());
     std::hint::black_box(&data.bytes);
     ended.map(drop).map_err(|error| error.to_string())

@@ -2,7 +2,7 @@
 
 use super::hosts::{Hosts, as_root_too, said};
 use super::{Sink, by_turns, put, upper_limit};
-use crate::bench::process::LIMIT;
+use crate::process::LIMIT;
 use std::process::Command;
 use std::time::Instant;
 

@@ -11,7 +11,7 @@ mod plain;
 
 use super::parts::Part;
 use super::scratch::Scratch;
-use crate::output;
+use crate::said;
 use job::{Job, Taken};
 use kedge_control::size::Size;
 use kedge_probe::Series;
@@ -95,7 +95,7 @@ fn own_path() -> String {
 
 /// Says that something that is installed cannot be compared with.
 fn leave_out(said: &str) {
-    anstream::eprintln!("kedge: warning: {}; its figures are left out", output::harmless(said));
+    said::warn(&format!("{said}; its figures are left out"));
 }
 
 /// What starts a program as a job.

@@ -29,7 +29,7 @@ const APPLICATIONS: [(&str, f64, f64, f64); 8] = [
 ];
 
 /// The figure that stands there for `name`, in the same unit: value, whose, where.
-pub(in crate::bench) fn find(name: &str) -> Option<(f64, &'static str, &'static str)> {
+pub(crate) fn find(name: &str) -> Option<(f64, &'static str, &'static str)> {
     let (of, size) = match name.strip_suffix(": size") {
         Some(of) => (of, true),
         None => (name, false),

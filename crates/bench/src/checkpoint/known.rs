@@ -10,7 +10,7 @@ const BUS: f64 = 51.5;
 const MEASURED: [(&str, f64, f64); 3] =
     [("4 GiB", 2.33, 0.85), ("16 GiB", 8.30, 2.85), ("40 GiB", 22.28, 6.75)];
 
-pub(in crate::bench) fn target(name: &str) -> Option<f64> {
+pub(crate) fn target(name: &str) -> Option<f64> {
     let (what, size) = name.rsplit_once(", ")?;
     Some(match (what, size) {
         (super::PAUSE | super::RESIDENT_PAUSE, "4 GiB") => 20.0,
@@ -29,7 +29,7 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
     })
 }
 
-pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
+pub(crate) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
     let (what, size) = name.rsplit_once(", ")?;
     let (_, checkpoint, restore) = MEASURED.iter().find(|(of, ..)| *of == size)?;
     match what {
@@ -40,7 +40,7 @@ pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'st
 }
 
 /// Whether more of it is better.
-pub(in crate::bench) fn is_rate(name: &str) -> bool {
+pub(crate) fn is_rate(name: &str) -> bool {
     let rates =
         [super::DRAIN, super::AFTER, super::OTHER, super::IDLE_DRAIN, super::SUNK, super::LEFT];
     name.rsplit_once(", ").is_some_and(|(what, _)| rates.contains(&what))

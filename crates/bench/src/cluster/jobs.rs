@@ -1,8 +1,8 @@
 //! The move of a whole job to another host, by its own clock.
 
-use super::hosts::{Hosts, leave_out, quoted, said};
+use super::hosts::{Hosts, quoted, said};
 use super::{Sink, put, sized};
-use crate::bench::process::job::Job;
+use crate::process::job::Job;
 use kedge_supervisor::kedge_again;
 use serde::Deserialize;
 use std::fs;
@@ -41,7 +41,9 @@ struct Moved {
 
 pub(super) fn run(hosts: &Hosts, size: u64, rounds: usize, sink: Sink<'_>) -> Result<(), String> {
     if rustix::process::geteuid().is_root() {
-        leave_out("root's `kedge serve` takes jobs from its own host alone: moves are left out");
+        crate::said::warn(
+            "root's `kedge serve` takes jobs from its own host alone: moves are left out",
+        );
         return Ok(());
     }
     let there = &hosts.all[1];

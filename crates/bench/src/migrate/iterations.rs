@@ -1,8 +1,8 @@
 //! An iterative program that begins far away and comes home after a part of its steps: figure 13 of
 //! the mrCUDA paper (Markthub, Nomura, Matsuoka), which does so with LAMMPS.
 
-use super::super::process::job::Job;
 use super::Sink;
+use crate::process::job::Job;
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::{Held, Series};
 use kedge_supervisor::control::Moving;

@@ -8,7 +8,7 @@ pub(super) mod published;
 use super::scratch::Scratch;
 use data::Data;
 use forked::Holder;
-pub(crate) use forked::hold;
+pub use forked::hold;
 use kedge_image::{Choice, ImageError, ImageWriter, MAX_EXTENT, encode};
 use kedge_probe::Series;
 use std::fs;

@@ -2,7 +2,7 @@
 
 use super::hosts::{Hosts, write_key};
 use super::{Sink, put};
-use crate::output;
+use crate::said;
 use kedge_coordinator::{Client, Far, JobKey, Leader, Link, Member, Place, Series, Simulated, Who};
 use kedge_supervisor::kedge_again;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -167,7 +167,10 @@ fn lines_of(output: PipeReader) -> Receiver<String> {
 
 /// One of the processes, which begins at the end of its input: the times, in milliseconds, from one
 /// barrier to the next, if it is the first of them.
-pub(crate) fn member(
+///
+/// # Errors
+/// A barrier was not passed, and why.
+pub fn member(
     address: &str,
     key: &Path,
     [index, members, rounds]: [u32; 3],
@@ -177,7 +180,7 @@ pub(crate) fn member(
     let member = Member { job: JOB.into(), name, node: "bench".into(), part: true };
     let find = Box::new(move || far.connect().map(Link::Remote));
     let mut client = Client::join(&member, find).map_err(|error| error.to_string())?;
-    output::print(&format!("{JOINED}\n")).map_err(|error| error.to_string())?;
+    said::tell(&format!("{JOINED}\n"))?;
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
     let (series, who) = (Series::of_job("rounds"), Who::Count { members });
     let mut arrive = |step: u32| {

@@ -122,11 +122,6 @@ impl Hosts {
     }
 }
 
-/// Says that a part is left out.
-pub(super) fn leave_out(said: &str) {
-    anstream::eprintln!("kedge: warning: {}", crate::output::harmless(said));
-}
-
 /// Writes a new key of a job's parts, which its owner alone may read.
 pub(super) fn write_key(path: &Path) -> io::Result<()> {
     let mut options = OpenOptions::new();

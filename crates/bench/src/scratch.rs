@@ -11,11 +11,15 @@ const PREFIX: &str = ".kedge-bench-";
 
 /// A folder of this process alone, removed at the end. One that was interrupted leaves its own
 /// behind, some GiB perhaps, which the next benchmark removes: nobody holds its lock any more.
-pub(crate) struct Scratch(pub(crate) PathBuf, #[expect(dead_code, reason = "the lock")] File);
+#[derive(Debug)]
+pub struct Scratch(pub PathBuf, #[expect(dead_code, reason = "the lock")] File);
 
 impl Scratch {
     /// In `dir`, or where images are kept by default.
-    pub(crate) fn new(dir: Option<&Path>) -> Result<Scratch, String> {
+    ///
+    /// # Errors
+    /// It cannot be made there.
+    pub fn new(dir: Option<&Path>) -> Result<Scratch, String> {
         let parent = match dir {
             Some(dir) => dir.to_owned(),
             None => policy::default_dir().map_err(|error| error.to_string())?,
