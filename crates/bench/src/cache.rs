@@ -23,33 +23,6 @@ const WRITERS: usize = 8;
 const MAX_WRITERS: usize = 1024;
 const LARGE: usize = 4 << 20;
 
-pub(super) const BURST: &str = "cache: 8 writers of 4 MiB";
-pub(super) const FAIR: &str = "cache: slowest of 8 writers";
-pub(super) const SMALL: &str = "cache: write of 4 KiB";
-pub(super) const MIDDLE: &str = "cache: write of 64 KiB";
-pub(super) const DRAIN: &str = "cache: drain";
-pub(super) const READ: &str = "cache: read of a file that is not cached";
-/// Programs that write by themselves.
-pub(super) const OWN_BURST: &str = "cache, by themselves: 8 writers of 4 MiB";
-pub(super) const OWN_FAIR: &str = "cache, by themselves: slowest of 8 writers";
-pub(super) const OWN_SMALL: &str = "cache, by themselves: write of 4 KiB";
-pub(super) const OWN_MIDDLE: &str = "cache, by themselves: write of 64 KiB";
-const OF_TMPFS: &str = "of tmpfs";
-const OF_MEMCPY: &str = "of memcpy";
-const PAGES: &str = "× page cache";
-
-/// Returns what a figure should be.
-pub(super) fn target(name: &str) -> Option<f64> {
-    Some(match name {
-        BURST | OWN_BURST => 0.9,
-        FAIR | OWN_FAIR => 1.1,
-        SMALL | MIDDLE => 1.3,
-        OWN_SMALL | OWN_MIDDLE => 1.0,
-        DRAIN | READ => 0.95,
-        _ => return None,
-    })
-}
-
 /// Who writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
@@ -104,7 +77,7 @@ pub(super) fn run(dir: Option<&Path>, sink: &mut dyn FnMut(Series)) -> Result<()
     let places = Places::new(&folder)?;
     let said = |error: std::io::Error| error.to_string();
     bursts(&places, sink)?;
-    for (name, own, block) in [(SMALL, OWN_SMALL, 4 << 10), (MIDDLE, OWN_MIDDLE, 64 << 10)] {
+    for (what, block) in [("write of 4 KiB", 4 << 10), ("write of 64 KiB", 64 << 10)] {
         let (mut ratios, mut by_themselves) = (Vec::new(), Vec::new());
         for _ in 0..PAIRS {
             let plain = longest(&write(&places.plain, 1, block, By::Kernel).map_err(said)?);
@@ -113,22 +86,26 @@ pub(super) fn run(dir: Option<&Path>, sink: &mut dyn FnMut(Series)) -> Result<()
                 places.ask(Ask::Drain)?;
             }
         }
-        sink(Series { name: name.into(), unit: PAGES.into(), samples: ratios });
-        sink(Series { name: own.into(), unit: PAGES.into(), samples: by_themselves });
+        let unit = "× page cache";
+        sink(Series::lower(format!("cache: {what}"), unit, ratios).target(1.3));
+        let name = format!("cache, by themselves: {what}");
+        sink(Series::lower(name, unit, by_themselves).target(1.0));
     }
     let mut reads = Vec::new();
     for _ in 0..PAIRS {
         let plain = read(&places.plain).map_err(said)?;
         reads.push(plain / read(&places.cached).map_err(said)?);
     }
-    sink(Series { name: READ.into(), unit: "of a plain read".into(), samples: reads });
+    let name = "cache: read of a file that is not cached";
+    sink(Series::higher(name, "of a plain read", reads).target(0.95));
     Ok(())
 }
 
 /// Has all writers write at once.
 fn bursts(places: &Places, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
     let said = |error: io::Error| error.to_string();
-    let mut all: [Vec<f64>; 6] = Default::default();
+    let [mut bursts, mut spreads, mut drains] = <[Vec<f64>; 3]>::default();
+    let [mut of_tmpfs, mut of_memcpy, mut own_spreads] = <[Vec<f64>; 3]>::default();
     for _ in 0..PAIRS {
         let memory = longest(&write(&places.memory, WRITERS, LARGE, By::Kernel).map_err(said)?);
         let copied = longest(&copy(WRITERS, LARGE));
@@ -142,28 +119,23 @@ fn bursts(places: &Places, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
         let spread = |seconds: &[f64]| {
             longest(seconds) / seconds.iter().copied().fold(f64::INFINITY, f64::min)
         };
-        let figures = [
-            memory / longest(&cached),
-            spread(&cached),
-            plain / drain,
-            memory / longest(&own),
-            copied / longest(&own),
-            spread(&own),
-        ];
-        all.iter_mut().zip(figures).for_each(|(samples, figure)| samples.push(figure));
+        bursts.push(memory / longest(&cached));
+        spreads.push(spread(&cached));
+        drains.push(plain / drain);
+        of_tmpfs.push(memory / longest(&own));
+        of_memcpy.push(copied / longest(&own));
+        own_spreads.push(spread(&own));
     }
-    let quickest = "× the quickest";
-    let named = [
-        (BURST, OF_TMPFS),
-        (FAIR, quickest),
-        (DRAIN, "of a plain write"),
-        (OWN_BURST, OF_TMPFS),
-        (OWN_BURST, OF_MEMCPY),
-        (OWN_FAIR, quickest),
-    ];
-    for ((name, unit), samples) in named.into_iter().zip(all) {
-        sink(Series { name: name.into(), unit: unit.into(), samples });
-    }
+    let (all, slowest) = ("8 writers of 4 MiB", "slowest of 8 writers");
+    let (tmpfs, quickest) = ("of tmpfs", "× the quickest");
+    sink(Series::higher(format!("cache: {all}"), tmpfs, bursts).target(0.9));
+    sink(Series::lower(format!("cache: {slowest}"), quickest, spreads).target(1.1));
+    sink(Series::higher("cache: drain", "of a plain write", drains).target(0.95));
+    // Programs that write by themselves.
+    let own = |what: &str| format!("cache, by themselves: {what}");
+    sink(Series::higher(own(all), tmpfs, of_tmpfs).target(0.9));
+    sink(Series::higher(own(all), "of memcpy", of_memcpy).target(0.9));
+    sink(Series::lower(own(slowest), quickest, own_spreads).target(1.1));
     Ok(())
 }
 

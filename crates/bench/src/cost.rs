@@ -13,9 +13,9 @@ const RANK: usize = 6;
 const DEVICE: usize = 1 << 30;
 const HELD: Held = Held::noise(DEVICE);
 
-pub(super) const STEPS: &str = "a step of copies and kernels";
-pub(super) const KERNELS: &str = "100 small kernels and a wait";
-pub(super) const BEATS: &str = "one small kernel and a wait";
+const STEPS: &str = "a step of copies and kernels";
+const KERNELS: &str = "100 small kernels and a wait";
+const BEATS: &str = "one small kernel and a wait";
 
 /// Each with what tells the program to do it for some time.
 const LOADS: [(&str, &str); 3] =
@@ -37,9 +37,9 @@ pub(super) fn run(gpu: &GpuSpec, dir: &Path, sink: &mut dyn FnMut(Series)) -> Re
         let mut sorted = ratios.clone();
         sorted.sort_by(f64::total_cmp);
         let unit = "× native";
-        sink(Series { name: name.into(), unit: unit.into(), samples: ratios });
+        sink(Series::lower(name, unit, ratios));
         let limit = vec![sorted[PAIRS - RANK]];
-        sink(Series { name: format!("{name}{LIMIT}"), unit: unit.into(), samples: limit });
+        sink(Series::lower(format!("{name}{LIMIT}"), unit, limit).target(1.01));
     }
     Ok(())
 }
@@ -54,9 +54,4 @@ fn turn(both: &mut [Job; 2], order: &str, first: usize) -> Result<f64, String> {
         both[one].ask("rest")?;
     }
     Ok(rates[0] / rates[1])
-}
-
-pub(super) fn target(name: &str) -> Option<f64> {
-    let load = name.strip_suffix(LIMIT)?;
-    LOADS.iter().any(|(own, _)| *own == load).then_some(1.01)
 }

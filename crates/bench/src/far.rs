@@ -106,10 +106,10 @@ impl<'a> Bench<'a> {
                 trips.push((far - near - STARTING).max(0.0) / trip);
             }
         }
-        put(sink, "cuInit to first launch, near", "s", nears);
-        put(sink, "cuInit to first launch, far", "s", times);
-        put(sink, "cuInit to first launch, beyond near", "s", beyond);
-        put(sink, CONNECT, "round trips", trips);
+        sink(Series::lower("cuInit to first launch, near", "s", nears));
+        sink(Series::lower("cuInit to first launch, far", "s", times));
+        sink(Series::lower("cuInit to first launch, beyond near", "s", beyond));
+        sink(Series::lower(CONNECT, "round trips", trips).target(5.0));
         Ok(())
     }
 }
@@ -121,7 +121,6 @@ const LAUNCHES: &str = "100,000 kernels and a wait, far without a round trip";
 const STEP: &str = "200 launches and one value, beyond near";
 const RECORD: &str = "processor time of both proxies: an event recorded";
 const WAIT: &str = "processor time of both proxies: a call that waits";
-const OF_LINE: &str = "of the line's";
 
 /// The programs that are compared, and the line between them.
 struct Turns {
@@ -159,12 +158,12 @@ impl Turns {
             posts_near.push(near * 1e6);
             posts_far.push(far * 1e6);
         }
-        put(sink, "the line: 64 bytes there and back", "µs", line);
-        put(sink, "waiting call (cuMemGetInfo), near", "µs", nears);
-        put(sink, "waiting call (cuMemGetInfo), far", "µs", fars);
-        put(sink, CALL, "µs", beyond);
-        put(sink, "post a launch, near", "µs", posts_near);
-        put(sink, POST, "µs", posts_far);
+        sink(Series::lower("the line: 64 bytes there and back", "µs", line));
+        sink(Series::lower("waiting call (cuMemGetInfo), near", "µs", nears));
+        sink(Series::lower("waiting call (cuMemGetInfo), far", "µs", fars));
+        sink(Series::lower(CALL, "µs", beyond).target(call_target()));
+        sink(Series::lower("post a launch, near", "µs", posts_near));
+        sink(Series::lower(POST, "µs", posts_far).target(0.3));
         Ok(())
     }
 
@@ -177,9 +176,9 @@ impl Turns {
             fars.push(far);
             ratios.push((far - trip) / near);
         }
-        put(sink, "100,000 kernels and a wait, near", "s", nears);
-        put(sink, "100,000 kernels and a wait, far", "s", fars);
-        put(sink, LAUNCHES, "× near", ratios);
+        sink(Series::lower("100,000 kernels and a wait, near", "s", nears));
+        sink(Series::lower("100,000 kernels and a wait, far", "s", fars));
+        sink(Series::lower(LAUNCHES, "× near", ratios).target(1.05));
         Ok(())
     }
 
@@ -192,16 +191,18 @@ impl Turns {
             fars.push(far * 1e3);
             trips.push((far - near) / trip);
         }
-        put(sink, "200 launches and one value, near", "ms", nears);
-        put(sink, "200 launches and one value, far", "ms", fars);
-        put(sink, STEP, "round trips", trips);
+        sink(Series::lower("200 launches and one value, near", "ms", nears));
+        sink(Series::lower("200 launches and one value, far", "ms", fars));
+        sink(Series::lower(STEP, "round trips", trips).target(1.0));
         Ok(())
     }
 
     fn processors(&mut self, sink: Sink<'_>) -> Result<(), String> {
         let trip = round_trip(&mut self.line)?;
         let calls = (BRIEF / trip).clamp(50.0, 2000.0) as usize;
-        for (name, order, count) in [(RECORD, "records", RECORDS), (WAIT, "calls", calls)] {
+        for (name, order, count, target) in
+            [(RECORD, "records", RECORDS, 1.5), (WAIT, "calls", calls, 12.0)]
+        {
             let [mut near, mut far, mut all] = <[Vec<f64>; 3]>::default();
             for _ in 0..ROUNDS {
                 let before = self.processor_times()?;
@@ -212,9 +213,9 @@ impl Turns {
                 far.push(used(1));
                 all.push(used(0) + used(1));
             }
-            put(sink, &format!("{name}, the near one"), "µs", near);
-            put(sink, &format!("{name}, the far one"), "µs", far);
-            put(sink, name, "µs", all);
+            sink(Series::lower(format!("{name}, the near one"), "µs", near));
+            sink(Series::lower(format!("{name}, the far one"), "µs", far));
+            sink(Series::lower(name, "µs", all).target(target));
         }
         Ok(())
     }
@@ -256,10 +257,10 @@ impl Turns {
             ratios.push(line / far);
         }
         let what = format!("{way}, {memory} 64 MiB");
-        put(sink, &format!("{what}: the line by itself"), "GB/s", lines);
-        put(sink, &format!("{what}, near"), "GB/s", nears);
-        put(sink, &format!("{what}, far"), "GB/s", fars);
-        put(sink, &what, OF_LINE, ratios);
+        sink(Series::higher(format!("{what}: the line by itself"), "GB/s", lines));
+        sink(Series::higher(format!("{what}, near"), "GB/s", nears));
+        sink(Series::higher(format!("{what}, far"), "GB/s", fars));
+        sink(Series::higher(what, "of the line's", ratios).target(0.95));
         Ok(())
     }
 }
@@ -288,8 +289,11 @@ fn round_trip(line: &mut Measuring) -> Result<f64, String> {
     Ok(seconds[seconds.len() / 2])
 }
 
-fn put(sink: Sink<'_>, name: &str, unit: &str, samples: Vec<f64>) {
-    sink(Series { name: name.to_owned(), unit: unit.to_owned(), samples });
+/// Microseconds that a call which waits may take beyond the line: more where the processes have
+/// less than two cores each.
+fn call_target() -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if cores >= 4 { 8.0 } else { 20.0 }
 }
 
 /// A connection that measures the line to the server of these devices.
@@ -310,27 +314,4 @@ pub(super) fn serve(near: &GpuSpec) -> Result<(GpuSpec, Server), String> {
     let far = address.parse::<GpuSpec>().map_err(|error| error.to_string())?;
     std::thread::spawn(move || lines.for_each(drop));
     Ok((far, server))
-}
-
-/// What a figure should be. A call that waits may take longer where the processes have less than
-/// two cores each.
-pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Some(match name {
-        CALL => {
-            if cores >= 4 {
-                8.0
-            } else {
-                20.0
-            }
-        }
-        POST => 0.3,
-        LAUNCHES => 1.05,
-        STEP => 1.0,
-        CONNECT => 5.0,
-        RECORD => 1.5,
-        WAIT => 12.0,
-        _ if unit == OF_LINE => 0.95,
-        _ => return None,
-    })
 }

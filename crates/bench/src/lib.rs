@@ -19,7 +19,7 @@ mod scratch;
 
 pub use cluster::barriers::member as far_member;
 pub use codecs::hold;
-pub use figures::{Better, Figure, Reference};
+pub use figures::Figure;
 pub use parts::{Part, What};
 pub use process::barriers::member;
 pub use process::job::{Job, KEEP_READY, Taken};

@@ -5,7 +5,7 @@ use super::process::job::Job;
 use super::scratch::Scratch;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::size::Size;
-use kedge_probe::Series;
+use kedge_probe::{Reference, Series};
 use std::path::Path;
 
 /// Bytes of managed memory, unless told otherwise.
@@ -33,8 +33,12 @@ const ONE_READ: &str = "first touch of a page by the host, read";
 const ONE_WRITE: &str = "first touch of a page by the host, write";
 const DOT: &str = "dot product of twice the quota";
 const PAUSE: &str = "pause of a checkpoint with twice the quota in use";
-const OF_MEMCPY: &str = "of memcpy";
-const OF_BUS: &str = "of the bus";
+
+/// A checkpoint of a dot product of 32 GB on a GPU.
+const CRUM: Reference =
+    Reference::new(4.1, "CRUM, forked", "CRUM, table II, of a dot product of 32 GB on a GPU");
+/// Microseconds of a first touch, by a handler that sleeps, as kedge's does.
+const TOUCH: f64 = 45.0;
 
 type Sink<'a> = &'a mut dyn FnMut(Series);
 
@@ -109,11 +113,12 @@ impl Bench<'_> {
         job.ask("dot")?;
         job.end();
         let named = |name: &str| format!("{name}, {} on the device", Size(quota));
-        put(sink, named("dot product of what the device has room for"), "GB/s", near);
-        put(sink, named(&format!("{DOT}, after other memory")), "GB/s", firsts);
-        put(sink, named(DOT), "GB/s", rates);
-        put(sink, named(&format!("{DOT}, beside copies")), OF_BUS, of_bus);
-        put(sink, named(PAUSE), "s", pauses);
+        sink(Series::higher(named("dot product of what the device has room for"), "GB/s", near));
+        sink(Series::higher(named(&format!("{DOT}, after other memory")), "GB/s", firsts));
+        sink(Series::higher(named(DOT), "GB/s", rates));
+        let beside = named(&format!("{DOT}, beside copies"));
+        sink(Series::higher(beside, "of the bus", of_bus).target(0.85));
+        sink(Series::lower(named(PAUSE), "s", pauses).target(0.1).reference(CRUM));
         Ok(())
     }
 }
@@ -141,8 +146,8 @@ impl Turns {
             frees.push(self.managed.ask("free")? * 1e3);
         }
         self.managed.ask(&hold)?;
-        put(sink, self.named("allocate managed memory"), "ms", makes);
-        put(sink, self.named("free managed memory"), "ms", frees);
+        sink(Series::lower(self.named("allocate managed memory"), "ms", makes));
+        sink(Series::lower(self.named("free managed memory"), "ms", frees));
         Ok(())
     }
 
@@ -165,9 +170,9 @@ impl Turns {
             managed.push(with * 1e6);
             beyond.push((with - without) * 1e6);
         }
-        put(sink, "post a launch without managed memory".into(), "µs", plain);
-        put(sink, self.named("post a launch with nothing touched"), "µs", managed);
-        put(sink, self.named(POST), "µs", beyond);
+        sink(Series::lower("post a launch without managed memory", "µs", plain));
+        sink(Series::lower(self.named("post a launch with nothing touched"), "µs", managed));
+        sink(Series::lower(self.named(POST), "µs", beyond).target(1.0));
         Ok(())
     }
 
@@ -182,8 +187,8 @@ impl Turns {
             launches.push(seconds * 1e3);
             beyond.push((seconds - idle - bus) * 1e3);
         }
-        put(sink, self.named("launch with 1 % touched, and its end"), "ms", launches);
-        put(sink, self.named(ONE_PERCENT), "ms", beyond);
+        sink(Series::lower(self.named("launch with 1 % touched, and its end"), "ms", launches));
+        sink(Series::lower(self.named(ONE_PERCENT), "ms", beyond).target(1.0));
         Ok(())
     }
 
@@ -191,7 +196,8 @@ impl Turns {
         for (name, order) in [(ONE_READ, "touch-read"), (ONE_WRITE, "touch-write")] {
             let order = format!("{order} {TOUCHES}");
             let seconds = times(ROUNDS, || self.managed.ask(&order))?;
-            put(sink, name.into(), "µs", seconds.into_iter().map(|s| s * 1e6).collect());
+            let micros = seconds.into_iter().map(|s| s * 1e6).collect();
+            sink(Series::lower(name, "µs", micros).target(TOUCH));
         }
         Ok(())
     }
@@ -207,8 +213,8 @@ impl Turns {
                 ratios.push(memcpy / walk);
             }
             let name = format!("{} in a row by the host, {way}", Size(bytes));
-            put(sink, name.clone(), "GB/s", rates);
-            put(sink, name, OF_MEMCPY, ratios);
+            sink(Series::higher(name.clone(), "GB/s", rates));
+            sink(Series::higher(name, "of memcpy", ratios).target(0.8));
         }
         Ok(())
     }
@@ -222,43 +228,4 @@ impl Turns {
 /// The answers of so many rounds.
 fn times(rounds: usize, mut ask: impl FnMut() -> Result<f64, String>) -> Result<Vec<f64>, String> {
     (0..rounds).map(|_| ask()).collect()
-}
-
-fn put(sink: Sink<'_>, name: String, unit: &str, samples: Vec<f64>) {
-    sink(Series { name, unit: unit.to_owned(), samples });
-}
-
-/// What a figure should be.
-pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
-    let is = |what: &str| name.strip_prefix(what).is_some_and(|rest| rest.starts_with(", "));
-    Some(match unit {
-        "µs" if is(POST) => 1.0,
-        "ms" if is(ONE_PERCENT) => 1.0,
-        // By a handler that sleeps, as kedge's does.
-        "µs" if name == ONE_READ || name == ONE_WRITE => 45.0,
-        OF_MEMCPY => 0.8,
-        OF_BUS => 0.85,
-        "s" if is(PAUSE) => 0.1,
-        _ => return None,
-    })
-}
-
-/// What others reach.
-pub(super) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
-    let pause = name.starts_with(PAUSE);
-    pause.then_some((4.1, "CRUM, forked", "CRUM, table II, of a dot product of 32 GB on a GPU"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn figures_have_the_targets_of_their_kind() {
-        assert_eq!(target(&format!("{POST}, 4 GiB"), "µs"), Some(1.0));
-        assert_eq!(target("post a launch with nothing touched, 4 GiB", "µs"), None);
-        assert_eq!(target("64 MiB in a row by the host, read", OF_MEMCPY), Some(0.8));
-        assert_eq!(target("64 MiB in a row by the host, read", "GB/s"), None);
-        assert_eq!(target(&format!("{PAUSE}, 4 GiB on the device"), "s"), Some(0.1));
-    }
 }

@@ -4,13 +4,13 @@
 //! same program.
 
 mod image;
-pub(super) mod known;
 
 use super::process::job::{Job, Taken, Warm};
+use crate::figures::{GIB, at};
 use image::{durable, empty, room, settle, stored};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::size::Size;
-use kedge_probe::{DriverTimes, Held, Series};
+use kedge_probe::{DriverTimes, Held, Reference, Series};
 use kedge_supervisor::kedge_again;
 use std::path::Path;
 use std::time::SystemTime;
@@ -32,27 +32,24 @@ const RESIDENT: u64 = 1 << 30;
 /// bytes into host memory, and no more was tried.
 const MAX_DRIVER_SIZE: u64 = 48 << 30;
 
-pub(super) const PAUSE: &str = "the program's longest pause";
-pub(super) const RESIDENT_PAUSE: &str =
-    "as much on the host, 1 GiB at most: the program's longest pause";
-pub(super) const REST: &str = "time to come to rest, before it";
-pub(super) const CHANGED_PAUSE: &str = "5 % changed: the program's longest pause";
-pub(super) const CHANGED_BYTES: &str = "5 % changed: drained, of the device's memory";
-pub(super) const DRAIN: &str = "beats while it is drained";
-pub(super) const AFTER: &str = "beats after checkpoints";
-pub(super) const OTHER: &str = "beats of another program on the device meanwhile";
-pub(super) const OTHER_PAUSE: &str = "another program's longest pause meanwhile";
-pub(super) const RESTART: &str = "restart until the program answers";
-pub(super) const RESTART_WARM: &str = "restart in a warm proxy until the program answers";
-pub(super) const DURABLE: &str = "durable";
-pub(super) const IDLE_DRAIN: &str =
-    "drain of a program that waits, with all else until it is durable";
-pub(super) const SUNK: &str = "drain of a program that waits into a sink that only sums";
-pub(super) const LEFT: &str =
-    "the same, of what was in device memory at the pause's end, over the time that it took";
-pub(super) const BEATEN: &str = "seconds of the drain beside which it beats";
-pub(super) const DRIVER_TAKES: &str = "the driver's own: checkpoint";
-pub(super) const DRIVER_BRINGS: &str = "the driver's own: restore";
+/// What the bus carries to the host from pinned memory, GiB/s, on an H200.
+const BUS: f64 = 51.5;
+/// Milliseconds that a program may stand still, and seconds until it has come back, by its bytes.
+const PAUSES: [(u64, f64); 3] = [(4 * GIB, 20.0), (16 * GIB, 28.0), (40 * GIB, 45.0)];
+const RESTARTS: [(u64, f64); 3] = [(4 * GIB, 0.35), (16 * GIB, 0.6), (40 * GIB, 1.1)];
+/// The same of so much that little is left for a snapshot, however it is stored.
+const CROWDED_PAUSE: (u64, f64) = (100 * GIB, 1700.0);
+
+/// Seconds of the driver's own checkpoint and restore, by the program's bytes.
+const DRIVER_CHECKPOINTS: [(u64, f64); 3] = [(4 * GIB, 2.33), (16 * GIB, 8.30), (40 * GIB, 22.28)];
+const DRIVER_RESTORES: [(u64, f64); 3] = [(4 * GIB, 0.85), (16 * GIB, 2.85), (40 * GIB, 6.75)];
+
+/// Returns a figure of the driver's own checkpoint.
+const fn by_the_driver(value: f64, what: &'static str) -> Reference {
+    let source =
+        "cuCheckpointProcess*, one H200, driver 580.159.04, measured 2026-11-20, not paired";
+    Reference::new(value, what, source)
+}
 
 type Sink<'a> = dyn FnMut(Series) + 'a;
 
@@ -99,8 +96,7 @@ impl Bench<'_> {
             all.driver_takes.push(times.lock + times.checkpoint);
             all.driver_brings.push(times.restore + times.unlock);
         }
-        let stored = if noise { "" } else { " (not noise: the disk has no room)" };
-        all.tell((&Size(size).to_string(), stored), sink);
+        all.tell(size, noise, sink);
         Ok(())
     }
 
@@ -251,35 +247,58 @@ struct All {
 }
 
 impl All {
-    /// By the size, and how it was stored where that matters.
-    fn tell(self, (size, stored): (&str, &str), sink: &mut Sink<'_>) {
-        let noise = [(SUNK, self.sunk), (LEFT, self.left)].map(|(name, samples)| Series {
-            name: format!("{name}, {size}"),
-            unit: "GiB/s".into(),
-            samples,
-        });
-        let size = format!("{size}{stored}");
-        let series = [
-            (PAUSE, "ms", self.pauses),
-            (RESIDENT_PAUSE, "ms", self.resident_pauses),
-            (REST, "ms", self.rests),
-            (DURABLE, "s", self.durable),
-            (IDLE_DRAIN, "GiB/s", self.idle_drains),
-            (CHANGED_PAUSE, "ms", self.changed_pauses),
-            (CHANGED_BYTES, "of 1", self.changed_bytes),
-            (RESTART, "s", self.restarts),
-            (RESTART_WARM, "s", self.warm_restarts),
-            (DRAIN, "× before and after", self.drains),
-            (BEATEN, "s", self.beaten),
-            (AFTER, "× before", self.after),
-            (OTHER, "× alone", self.others),
-            (OTHER_PAUSE, "ms", self.other_pauses),
-            (DRIVER_TAKES, "s", self.driver_takes),
-            (DRIVER_BRINGS, "s", self.driver_brings),
-        ];
-        for (name, unit, samples) in series {
-            sink(Series { name: format!("{name}, {size}"), unit: unit.into(), samples });
+    /// Tells of jobs of `size` bytes, of noise or else of what the disk has room for.
+    fn tell(self, size: u64, noise: bool, sink: &mut Sink<'_>) {
+        let stored = if noise { "" } else { " (not noise: the disk has no room)" };
+        let named = |what: &str| format!("{what}, {}{stored}", Size(size));
+        let lower = |what: &str, unit, samples| Series::lower(named(what), unit, samples);
+        let higher = |what: &str, unit, samples| Series::higher(named(what), unit, samples);
+        // What is stored with less work is held to no target by size.
+        let known = |known: &[(u64, f64)]| at(size, known).filter(|_| noise);
+        let takes = known(&DRIVER_CHECKPOINTS)
+            .map(|seconds| by_the_driver(seconds * 1e3, "the driver's checkpoint"));
+        let brings = || known(&DRIVER_RESTORES).map(|s| by_the_driver(s, "the driver's restore"));
+        let pause = known(&PAUSES).or(at(size, &[CROWDED_PAUSE]));
+        sink(
+            lower("the program's longest pause", "ms", self.pauses).target(pause).reference(takes),
+        );
+        let resident = "as much on the host, 1 GiB at most: the program's longest pause";
+        sink(lower(resident, "ms", self.resident_pauses).target(known(&PAUSES)));
+        sink(lower("time to come to rest, before it", "ms", self.rests));
+        sink(lower("durable", "s", self.durable));
+        let idle = "drain of a program that waits, with all else until it is durable";
+        sink(higher(idle, "GiB/s", self.idle_drains));
+        let changed = lower("5 % changed: the program's longest pause", "ms", self.changed_pauses);
+        sink(changed.target(known(&PAUSES[2..])));
+        let drained = "5 % changed: drained, of the device's memory";
+        sink(lower(drained, "of 1", self.changed_bytes).target(0.07));
+        for (what, samples) in [
+            ("restart until the program answers", self.restarts),
+            ("restart in a warm proxy until the program answers", self.warm_restarts),
+        ] {
+            sink(lower(what, "s", samples).target(known(&RESTARTS)).reference(brings()));
         }
-        noise.into_iter().for_each(sink);
+        let drain = higher("beats while it is drained", "× before and after", self.drains);
+        sink(drain.target(0.97));
+        sink(lower("seconds of the drain beside which it beats", "s", self.beaten));
+        sink(higher("beats after checkpoints", "× before", self.after).target(0.99));
+        let other = "beats of another program on the device meanwhile";
+        sink(higher(other, "× alone", self.others));
+        sink(lower("another program's longest pause meanwhile", "ms", self.other_pauses));
+        sink(lower("the driver's own: checkpoint", "s", self.driver_takes));
+        sink(lower("the driver's own: restore", "s", self.driver_brings));
+        for (what, samples) in [
+            ("drain of a program that waits into a sink that only sums", self.sunk),
+            (
+                "the same, of what was in device memory at the pause's end, over the time that it \
+                 took",
+                self.left,
+            ),
+        ] {
+            // Noise, whatever the disk has room for.
+            let row = Series::higher(format!("{what}, {}", Size(size)), "GiB/s", samples);
+            let sizes = [16, 40, 100].map(|gib| (gib * GIB, 0.9 * BUS));
+            sink(row.target(at(size, &sizes)));
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! Barriers of very many members.
 
+use super::Sink;
 use super::hosts::{Hosts, write_key};
-use super::{Sink, put};
 use crate::said;
-use kedge_coordinator::{Client, Far, JobKey, Leader, Link, Member, Place, Series, Simulated, Who};
+use kedge_coordinator::Series as Barriers;
+use kedge_coordinator::{Client, Far, JobKey, Leader, Link, Member, Place, Simulated, Who};
+use kedge_probe::Series;
 use kedge_supervisor::kedge_again;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, pipe};
@@ -27,7 +29,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const JOINED: &str = "joined";
 
 const TIME: &str = "barrier over TCP of 1,000 processes on one host";
-const MESSAGES: &str = ": messages a member";
 const SIMULATION: &str = "barrier of 10,000 members, simulated";
 
 pub(super) fn run(hosts: &Hosts, rounds: usize, sink: Sink<'_>) -> Result<(), String> {
@@ -42,8 +43,8 @@ pub(super) fn run(hosts: &Hosts, rounds: usize, sink: Sink<'_>) -> Result<(), St
         times.push(begin.elapsed().as_secs_f64() * 1e3);
         messages.push(said as f64 / f64::from(SIMULATED));
     }
-    put(sink, format!("{SIMULATION}: the coordinator's time"), "ms", times);
-    put(sink, format!("{SIMULATION}{MESSAGES}"), "messages", messages);
+    sink(Series::lower(format!("{SIMULATION}: the coordinator's time"), "ms", times));
+    sink(messages_of(SIMULATION, messages));
     Ok(())
 }
 
@@ -68,9 +69,14 @@ fn real(hosts: &Hosts, rounds: u32, sink: Sink<'_>) -> Result<(), String> {
     // The step at which all assemble is one more.
     let each = (server.messages() - before) as f64 / f64::from(MEMBERS) / f64::from(rounds + 1);
     let times = serde_json::from_str(&times).map_err(|_| format!("a member said `{times}`"))?;
-    put(sink, TIME, "ms", times);
-    put(sink, format!("{TIME}{MESSAGES}"), "messages", vec![each]);
+    sink(Series::lower(TIME, "ms", times).target(40.0));
+    sink(messages_of(TIME, vec![each]));
     Ok(())
+}
+
+/// How many messages each member took: all have come only when the last one has, so two.
+fn messages_of(barrier: &str, samples: Vec<f64>) -> Series {
+    Series::lower(format!("{barrier}: messages a member"), "messages", samples).target(2.0)
 }
 
 /// Has this process have a connection of each member.
@@ -182,7 +188,7 @@ pub fn member(
     let mut client = Client::join(&member, find).map_err(|error| error.to_string())?;
     said::tell(&format!("{JOINED}\n"))?;
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
-    let (series, who) = (Series::of_job("rounds"), Who::Count { members });
+    let (series, who) = (Barriers::of_job("rounds"), Who::Count { members });
     let mut arrive = |step: u32| {
         let arrived = client.arrive(&series, step.into(), who, TIMEOUT);
         arrived.map_err(|error| error.to_string())
@@ -196,11 +202,4 @@ pub fn member(
         begin = Instant::now();
     }
     Ok((index == 0).then_some(samples))
-}
-
-pub(super) fn target(name: &str) -> Option<f64> {
-    match name.strip_suffix(MESSAGES) {
-        Some(TIME | SIMULATION) => Some(2.0),
-        _ => (name == TIME).then_some(40.0),
-    }
 }

@@ -1,8 +1,10 @@
 //! The move of a whole job to another host, by its own clock.
 
 use super::hosts::{Hosts, quoted, said};
-use super::{Sink, put, sized};
+use super::{Sink, sized};
+use crate::figures::{GIB, at};
 use crate::process::job::Job;
+use kedge_probe::Series;
 use kedge_supervisor::kedge_again;
 use serde::Deserialize;
 use std::fs;
@@ -23,7 +25,6 @@ const LENT_AT: &str = " is lent at ";
 const STATE: &str = "state";
 
 const SEEN: &str = "move of a job that changes by 1 % a second: its longest gap";
-const WHOLE: &str = ", 4 GiB";
 
 /// What `kedge migrate --json` tells of the pause.
 #[derive(Debug, Deserialize)]
@@ -60,9 +61,9 @@ pub(super) fn run(hosts: &Hosts, size: u64, rounds: usize, sink: Sink<'_>) -> Re
         pauses.push(moved.pause);
         wholes.push(moved.whole);
     }
-    put(sink, sized(SEEN, size), "s", gaps);
-    put(sink, sized("the same as the command tells it", size), "s", pauses);
-    put(sink, sized("the whole move", size), "s", wholes);
+    sink(Series::lower(sized(SEEN, size), "s", gaps).target(at(size, &[(4 * GIB, 0.1)])));
+    sink(Series::lower(sized("the same as the command tells it", size), "s", pauses));
+    sink(Series::lower(sized("the whole move", size), "s", wholes));
     Ok(())
 }
 
@@ -195,8 +196,4 @@ fn acquainted(hosts: &Hosts, there: &str) -> Result<[PathBuf; 2], String> {
         keys(at, &["add", name, &file.display().to_string()])?;
     }
     Ok(folders)
-}
-
-pub(super) fn target(name: &str) -> Option<f64> {
-    (name.strip_suffix(WHOLE) == Some(SEEN)).then_some(0.1)
 }

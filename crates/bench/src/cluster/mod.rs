@@ -95,10 +95,6 @@ pub(super) fn run(asked: &Asked<'_>, sink: Sink<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn put(sink: Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f64>) {
-    sink(Series { name: name.into(), unit: unit.into(), samples });
-}
-
 /// Has both do the same, in another order every other round: what came of each.
 fn by_turns(
     round: usize,
@@ -129,15 +125,6 @@ fn upper_limit(samples: &[f64]) -> Option<f64> {
         rank += 1;
     }
     rank.checked_sub(1).and_then(|rank| sorted.get(count - 1 - rank)).copied()
-}
-
-/// Returns what a figure should be.
-pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
-    mpi::target(name)
-        .or_else(|| ranks::target(name))
-        .or_else(|| jobs::target(name))
-        .or_else(|| barriers::target(name))
-        .or_else(|| scp::target(unit))
 }
 
 /// A name with its size.

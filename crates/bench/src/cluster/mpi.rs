@@ -1,15 +1,14 @@
 //! What an MPI program over hosts loses by being a job.
 
 use super::hosts::{Hosts, as_root_too, said};
-use super::{Sink, by_turns, put, upper_limit};
+use super::{Sink, by_turns, upper_limit};
 use crate::process::LIMIT;
+use kedge_probe::Series;
 use std::process::Command;
 use std::time::Instant;
 
 /// Pairs of each; the sixth-largest of 20 bounds the median.
 pub(super) const PAIRS: usize = 20;
-/// What the figures' names begin with.
-const NAME: &str = "NAS ";
 
 /// A program of the NAS Parallel Benchmarks.
 struct Program {
@@ -46,7 +45,7 @@ pub(super) fn run(hosts: &Hosts, pairs: usize, sink: Sink<'_>) -> Result<(), Str
             let mut words = hosts.mpirun(on, *ranks);
             words.push(program.display().to_string());
             words.extend(work.map(str::to_owned));
-            let name = format!("{NAME}{name}, {ranks} ranks on {most} hosts");
+            let name = format!("NAS {name}, {ranks} ranks on {most} hosts");
             compare(hosts, &name, pairs, &words, sink)?;
         }
     }
@@ -74,11 +73,11 @@ fn compare(
         ratios.push(times[1] / times[0]);
         beyond.push(whole[1] - whole[0]);
     }
-    put(sink, format!("{name}, natively"), "s", natives);
-    let limit = upper_limit(&ratios);
-    put(sink, name, "× native", ratios);
-    put(sink, format!("{name}{LIMIT}"), "× native", limit.into_iter().collect());
-    put(sink, format!("{name}: the whole command, beyond native"), "s", beyond);
+    sink(Series::lower(format!("{name}, natively"), "s", natives));
+    let limit = upper_limit(&ratios).into_iter().collect();
+    sink(Series::lower(name, "× native", ratios));
+    sink(Series::lower(format!("{name}{LIMIT}"), "× native", limit).target(1.02));
+    sink(Series::lower(format!("{name}: the whole command, beyond native"), "s", beyond));
     Ok(())
 }
 
@@ -95,8 +94,4 @@ fn solve(job: Option<Command>, words: &[String]) -> Result<f64, String> {
     };
     let text = said(as_root_too(&mut command).args(words))?;
     text.parse().map_err(|_| format!("the program said `{text}`"))
-}
-
-pub(super) fn target(name: &str) -> Option<f64> {
-    (name.starts_with(NAME) && name.ends_with(LIMIT)).then_some(1.02)
 }

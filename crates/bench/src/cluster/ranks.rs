@@ -1,8 +1,10 @@
 //! Checkpoints of MPI ranks on all hosts, and restarts on others.
 
 use super::hosts::{Hosts, as_root_too, quoted, write_key};
-use super::{Sink, put, sized};
+use super::{Sink, sized};
+use crate::figures::{GIB, at};
 use crate::process::job::Job;
+use kedge_probe::Series;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -28,7 +30,6 @@ const NO_TIME_WAIT: &str = r#"for i in $(seq 70); do
 const STALL: &str = "the job stands still";
 const SEEN: &str = "its longest step beside a checkpoint";
 const RESTART: &str = "restart on other hosts to a step of all";
-const WHOLE: &str = ", 1 GiB";
 
 pub(super) fn run(hosts: &Hosts, size: u64, rounds: usize, sink: Sink<'_>) -> Result<(), String> {
     let program = hosts.compiled("ranks", RANKS)?;
@@ -81,9 +82,10 @@ impl Bench<'_> {
         }
         let last = job.checkpoint(&["--stop"])?;
         job.end();
-        put(sink, self.named("its longest step otherwise"), "s", usual);
-        put(sink, self.named(STALL), "s", stalls);
-        put(sink, self.named(SEEN), "s", seen);
+        let pause = at(self.size, &[(GIB, 0.15)]);
+        sink(Series::lower(self.named("its longest step otherwise"), "s", usual));
+        sink(Series::lower(self.named(STALL), "s", stalls).target(pause));
+        sink(Series::lower(self.named(SEEN), "s", seen).target(pause));
         Ok(self.image(&last.image))
     }
 
@@ -116,7 +118,7 @@ impl Bench<'_> {
             times.push(waiting.answer()?.duration_since(begin).as_secs_f64());
             waiting.end()?;
         }
-        put(sink, self.named(RESTART), "s", times);
+        sink(Series::lower(self.named(RESTART), "s", times).target(at(self.size, &[(GIB, 1.0)])));
         Ok(())
     }
 }
@@ -206,13 +208,4 @@ fn is_ready(child: &mut Child) -> Result<(), String> {
     let mut word = [0; 6];
     let output = child.stdout.as_mut().ok_or("no output")?;
     output.read_exact(&mut word).map_err(|error| format!("ssh: {error}"))
-}
-
-pub(super) fn target(name: &str) -> Option<f64> {
-    let what = name.strip_suffix(WHOLE)?.split_once(" hosts: ")?.1;
-    Some(match what {
-        STALL | SEEN => 0.15,
-        RESTART => 1.0,
-        _ => return None,
-    })
 }

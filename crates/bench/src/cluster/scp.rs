@@ -1,7 +1,8 @@
 //! Files to another host: by scp, and through a remote shell.
 
 use super::hosts::{Hosts, quoted, said};
-use super::{Sink, by_turns, put, sized};
+use super::{Sink, by_turns, sized};
+use kedge_probe::Series;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -9,8 +10,6 @@ use std::process::Command;
 use std::time::Instant;
 
 pub(super) const PAIRS: usize = 9;
-const OF_SCP: &str = "of scp's rate";
-const OF_SSH: &str = "of ssh's rate";
 const BLOCK: usize = 4 << 20;
 
 pub(super) fn run(hosts: &Hosts, size: u64, pairs: usize, sink: Sink<'_>) -> Result<(), String> {
@@ -25,9 +24,9 @@ pub(super) fn run(hosts: &Hosts, size: u64, pairs: usize, sink: Sink<'_>) -> Res
     let to = format!("{ssh} 'cat > /dev/null' < {}", quoted(&path));
     let from = format!("{ssh} {} > /dev/null", quoted(&format!("cat {}", quoted(&path))));
     for (name, unit, words) in [
-        ("scp", OF_SCP, &scp[..]),
-        ("ssh HOST cat, from here", OF_SSH, &["sh", "-c", &to]),
-        ("ssh HOST cat, from there", OF_SSH, &["sh", "-c", &from]),
+        ("scp", "of scp's rate", &scp[..]),
+        ("ssh HOST cat, from here", "of ssh's rate", &["sh", "-c", &to]),
+        ("ssh HOST cat, from there", "of ssh's rate", &["sh", "-c", &from]),
     ] {
         compare(hosts, &sized(name, size), unit, size, pairs, words, sink)?;
     }
@@ -61,8 +60,8 @@ fn compare(
         natives.push(size as f64 / 1e9 / native);
         ratios.push(native / job);
     }
-    put(sink, format!("{name}, natively"), "GB/s", natives);
-    put(sink, name, unit, ratios);
+    sink(Series::higher(format!("{name}, natively"), "GB/s", natives));
+    sink(Series::higher(name, unit, ratios).target(0.97));
     Ok(())
 }
 
@@ -78,8 +77,4 @@ fn write(path: &Path, size: u64) -> std::io::Result<()> {
         file.write_all(&block[..(size - at).min(BLOCK as u64) as usize])?;
     }
     Ok(())
-}
-
-pub(super) fn target(unit: &str) -> Option<f64> {
-    (unit == OF_SCP || unit == OF_SSH).then_some(0.97)
 }

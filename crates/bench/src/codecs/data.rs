@@ -1,33 +1,61 @@
 //! What is checkpointed: CRUM's two vectors of random numbers, and stand-ins for the memory of the
 //! two applications of its Table III.
 
-/// Bytes to be checkpointed, and where they stand in the published tables.
-pub(super) struct Data {
-    pub(super) name: &'static str,
-    pub(super) bytes: Vec<u8>,
+/// A set of data of the published tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Set {
+    Random,
+    HalfRandom,
+    Multigrid,
+    Sparse,
 }
 
-/// The data sets, by name and the size that they are about to have.
-pub(super) fn by_name(name: &str, size: usize) -> Option<Data> {
-    match name {
-        RANDOM => Some(random(RANDOM, size, 100)),
-        HALF_RANDOM => Some(random(HALF_RANDOM, size, 50)),
-        MULTIGRID => Some(multigrid(size)),
-        SPARSE => Some(sparse(size)),
-        _ => None,
+impl Set {
+    pub(super) const ALL: [Set; 4] = [Set::Random, Set::HalfRandom, Set::Multigrid, Set::Sparse];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Set::Random => "100 % random",
+            Set::HalfRandom => "50 % random",
+            Set::Multigrid => "multigrid",
+            Set::Sparse => "sparse matrix",
+        }
+    }
+
+    pub(super) fn by_name(name: &str) -> Option<Set> {
+        Set::ALL.into_iter().find(|set| set.name() == name)
+    }
+
+    /// Whether its times are told beside the naive way's, as in Table III.
+    pub(super) fn is_relative(self) -> bool {
+        matches!(self, Set::Multigrid | Set::Sparse)
     }
 }
 
-pub(super) const RANDOM: &str = "100 % random";
-pub(super) const HALF_RANDOM: &str = "50 % random";
-pub(super) const MULTIGRID: &str = "multigrid";
-pub(super) const SPARSE: &str = "sparse matrix";
+/// Bytes to be checkpointed.
+pub(super) struct Data {
+    pub(super) set: Set,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Data {
+    /// Returns data of about so many bytes.
+    pub(super) fn new(set: Set, size: usize) -> Data {
+        let bytes = match set {
+            Set::Random => random(size, 100),
+            Set::HalfRandom => random(size, 50),
+            Set::Multigrid => multigrid(size),
+            Set::Sparse => sparse(size),
+        };
+        Data { set, bytes }
+    }
+}
 
 /// A page, of which memory is made.
 const PAGE: usize = 4096;
 
 /// Two vectors of 32-bit floats: a part of each random, the rest one number, as in CRUM's Table II.
-fn random(name: &'static str, size: usize, percent: usize) -> Data {
+fn random(size: usize, percent: usize) -> Vec<u8> {
     let mut state = 0x5eed_u64;
     let mut random = move || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -41,7 +69,7 @@ fn random(name: &'static str, size: usize, percent: usize) -> Data {
             bytes.extend(value.to_le_bytes());
         }
     }
-    Data { name, bytes: whole_pages(bytes) }
+    whole_pages(bytes)
 }
 
 fn whole_pages(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -51,7 +79,7 @@ fn whole_pages(mut bytes: Vec<u8>) -> Vec<u8> {
 
 /// The arrays of a geometric multigrid solver in the middle of a solution, as HPGMG-FV has them: on
 /// every level the solution, right-hand side, residual and scratch, and the coefficients.
-fn multigrid(size: usize) -> Data {
+fn multigrid(size: usize) -> Vec<u8> {
     const ARRAYS: usize = 9;
     // Coarser levels add a seventh.
     let points = size / size_of::<f64>() / ARRAYS * 7 / 8;
@@ -61,7 +89,7 @@ fn multigrid(size: usize) -> Data {
         level(side, &mut bytes);
         side /= 2;
     }
-    Data { name: MULTIGRID, bytes: whole_pages(bytes) }
+    whole_pages(bytes)
 }
 
 fn level(side: usize, bytes: &mut Vec<u8>) {
@@ -105,7 +133,7 @@ fn inside(side: usize) -> impl Iterator<Item = (usize, usize, usize)> {
 
 /// A seven-point matrix in compressed rows and the vectors of a conjugate-gradient solver, as HYPRE
 /// has them.
-fn sparse(size: usize) -> Data {
+fn sparse(size: usize) -> Vec<u8> {
     /// Seven values and columns, a row's begin and five vectors.
     const ROW: usize = 7 * 12 + 4 + 5 * 8;
     let side = ((size / ROW) as f64).cbrt() as i64;
@@ -126,7 +154,7 @@ fn sparse(size: usize) -> Data {
         let value = |row: i64| ((row * vector) as f64 / rows as f64).sin();
         bytes.extend((0..rows).flat_map(|row| value(row).to_le_bytes()));
     }
-    Data { name: SPARSE, bytes: whole_pages(bytes) }
+    whole_pages(bytes)
 }
 
 #[cfg(test)]
@@ -136,17 +164,17 @@ mod tests {
     #[test]
     fn data_are_about_as_large_as_asked() {
         let size = 8 << 20;
-        let all = [RANDOM, HALF_RANDOM, MULTIGRID, SPARSE];
-        assert!(by_name("other", size).is_none());
-        for data in all.map(|name| by_name(name, size).unwrap()) {
-            let length = data.bytes.len();
-            assert!(length % PAGE == 0 && length > size / 2 && length < size * 2, "{}", data.name);
+        for Data { set, bytes } in Set::ALL.map(|set| Data::new(set, size)) {
+            let length = bytes.len();
+            assert!(length % PAGE == 0 && length > size / 2 && length < size * 2, "{set:?}");
+            assert_eq!(Set::by_name(set.name()), Some(set));
         }
+        assert_eq!(Set::by_name("other"), None);
     }
 
     #[test]
     fn half_of_half_random_data_is_one_number() {
-        let bytes = random(HALF_RANDOM, 1 << 20, 50).bytes;
+        let bytes = random(1 << 20, 50);
         let (words, _) = bytes.as_chunks::<4>();
         let same = words.iter().filter(|word| **word == 0.25_f32.to_le_bytes()).count();
         assert!((words.len() * 49 / 100..words.len() * 51 / 100).contains(&same));

@@ -1,7 +1,7 @@
 //! CRUM's forked checkpoint, which is kedge's own: a job that holds the data is checkpointed, and
 //! what counts is how long it stands still.
 
-use super::data::{self, Data};
+use super::data::{Data, Set};
 use crate::said;
 use kedge_supervisor::control::{self, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
@@ -16,7 +16,8 @@ use std::process::{Child, Stdio};
 /// # Errors
 /// There is no such data, or nobody reads what it says.
 pub fn hold(name: &str, size: usize) -> Result<(), String> {
-    let data = data::by_name(name, size).ok_or_else(|| format!("no data named {name}"))?;
+    let set = Set::by_name(name).ok_or_else(|| format!("no data named {name}"))?;
+    let data = Data::new(set, size);
     said::tell("ready\n")?;
     let ended = std::io::stdin().read_to_end(&mut Vec::new());
     std::hint::black_box(&data.bytes);
@@ -36,7 +37,7 @@ impl Holder {
         let mut command = kedge_again();
         let kedge = command.get_program().to_owned();
         command.args(["run", "--gpu", "none", "--job", &job, "--"]).arg(&kedge);
-        command.args(["probe", "hold", data.name, &size.to_string()]);
+        command.args(["probe", "hold", data.set.name(), &size.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn().map_err(|error| format!("cannot start kedge: {error}"))?;
         let jobs = Jobs::open().map_err(|error| error.to_string())?;

@@ -3,10 +3,10 @@
 
 mod data;
 mod forked;
-pub(super) mod published;
+mod published;
 
 use super::scratch::Scratch;
-use data::Data;
+use data::{Data, Set};
 use forked::Holder;
 pub use forked::hold;
 use kedge_image::{Choice, ImageError, ImageWriter, MAX_EXTENT, encode};
@@ -22,22 +22,46 @@ use std::time::Instant;
 const ROUNDS: usize = 3;
 
 /// A way to store memory.
-struct Strategy {
-    name: &'static str,
-    codec: Choice,
-    /// On every core, or on one.
-    parallel: bool,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Naive,
+    Gzip,
+    ParallelGzip,
+    Lz4,
+    ParallelLz4,
+    Zstd,
+    ParallelZstd,
+    Automatic,
+    Forked,
 }
 
-const STRATEGIES: [Strategy; 8] = [
-    Strategy { name: "naive", codec: Choice::Raw, parallel: false },
-    Strategy { name: "gzip", codec: Choice::Gzip, parallel: false },
-    Strategy { name: "parallel gzip", codec: Choice::Gzip, parallel: true },
-    Strategy { name: "LZ4", codec: Choice::Lz4, parallel: false },
-    Strategy { name: "parallel LZ4", codec: Choice::Lz4, parallel: true },
-    Strategy { name: "Zstd", codec: Choice::Zstd, parallel: false },
-    Strategy { name: "parallel Zstd", codec: Choice::Zstd, parallel: true },
-    Strategy { name: "automatic", codec: Choice::Auto, parallel: true },
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Naive => "naive",
+            Way::Gzip => "gzip",
+            Way::ParallelGzip => "parallel gzip",
+            Way::Lz4 => "LZ4",
+            Way::ParallelLz4 => "parallel LZ4",
+            Way::Zstd => "Zstd",
+            Way::ParallelZstd => "parallel Zstd",
+            Way::Automatic => "automatic",
+            Way::Forked => "forked",
+        }
+    }
+}
+
+/// By which codec memory is stored, and whether on every core; the forked way, which takes a job,
+/// comes last.
+const STORES: [(Way, Choice, bool); 8] = [
+    (Way::Naive, Choice::Raw, false),
+    (Way::Gzip, Choice::Gzip, false),
+    (Way::ParallelGzip, Choice::Gzip, true),
+    (Way::Lz4, Choice::Lz4, false),
+    (Way::ParallelLz4, Choice::Lz4, true),
+    (Way::Zstd, Choice::Zstd, false),
+    (Way::ParallelZstd, Choice::Zstd, true),
+    (Way::Automatic, Choice::Auto, true),
 ];
 
 /// Measures and hands over each series as it is done.
@@ -48,48 +72,40 @@ pub(super) fn run(
 ) -> Result<(), String> {
     let size = usize::try_from(size).map_err(|_| "--size is more than memory has")?;
     let folder = Scratch::new(dir)?;
-    for (name, relative) in [
-        (data::RANDOM, false),
-        (data::HALF_RANDOM, false),
-        (data::MULTIGRID, true),
-        (data::SPARSE, true),
-    ] {
-        let data = data::by_name(name, size).ok_or("no such data")?;
-        table(&data, size, &folder, relative, sink)?;
-    }
-    Ok(())
+    let mut all = Set::ALL.into_iter();
+    all.try_for_each(|set| table(&Data::new(set, size), size, &folder, sink))
 }
 
-/// One data set by every strategy: absolute as in Table II, or relative to the naive one as in III.
+/// One data set by every way: absolute as in Table II, or relative to the naive one as in III.
 fn table(
     data: &Data,
     size: usize,
     folder: &Scratch,
-    relative: bool,
     sink: &mut dyn FnMut(Series),
 ) -> Result<(), String> {
     let bytes = data.bytes.len() as f64;
     let mut naive = None;
-    let mut give = |strategy: &str, runs: Vec<(f64, u64)>| {
+    let mut give = |way: Way, runs: Vec<(f64, u64)>| {
         let naive = *naive.get_or_insert_with(|| median(&runs));
-        let time = |(seconds, _): &(f64, u64)| match relative {
-            true => seconds / naive,
-            false => bytes / 1e9 / seconds,
+        let name = format!("{}, {}", way.name(), data.set.name());
+        let (time, size) = published::of(data.set, way).map(|it| (it.time, it.size)).unzip();
+        let seconds = runs.iter().map(|(seconds, _)| seconds);
+        let row = match data.set.is_relative() {
+            true => Series::lower(&name, "× naive's time", seconds.map(|s| s / naive).collect()),
+            false => Series::higher(&name, "GB/s", seconds.map(|s| bytes / 1e9 / s).collect()),
         };
-        let name = format!("{strategy}, {}", data.name);
-        let unit = if relative { "× naive's time" } else { "GB/s" }.to_owned();
-        sink(Series { name: name.clone(), unit, samples: runs.iter().map(time).collect() });
+        sink(row.reference(time));
         let samples = runs.iter().map(|(_, stored)| *stored as f64 / bytes).collect();
-        sink(Series { name: name + ": size", unit: "× memory".into(), samples });
+        sink(Series::lower(name + ": size", "× memory", samples).reference(size));
     };
-    for strategy in &STRATEGIES {
+    for (way, codec, parallel) in STORES {
         let runs: Result<Vec<_>, ImageError> =
-            (0..ROUNDS).map(|_| store(&data.bytes, strategy, &folder.0)).collect();
-        give(strategy.name, runs.map_err(|error| error.to_string())?);
+            (0..ROUNDS).map(|_| store(&data.bytes, codec, parallel, &folder.0)).collect();
+        give(way, runs.map_err(|error| error.to_string())?);
     }
     let holder = Holder::start(data, size)?;
     let runs: Result<Vec<_>, String> = (0..ROUNDS).map(|_| holder.checkpoint(&folder.0)).collect();
-    give("forked", runs?);
+    give(Way::Forked, runs?);
     Ok(())
 }
 
@@ -101,7 +117,12 @@ fn median(runs: &[(f64, u64)]) -> f64 {
 }
 
 /// Makes `bytes` durable: seconds that it took, and bytes in the file.
-fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(f64, u64), ImageError> {
+fn store(
+    bytes: &[u8],
+    codec: Choice,
+    parallel: bool,
+    folder: &Path,
+) -> Result<(f64, u64), ImageError> {
     let path = folder.join("memory.kimg");
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let begin = Instant::now();
@@ -111,7 +132,7 @@ fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(f64, u64),
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(chunk) = bytes.chunks(MAX_EXTENT as usize).nth(at) else { return };
-            let encoded = encode(chunk, strategy.codec);
+            let encoded = encode(chunk, codec);
             let address = at as u64 * MAX_EXTENT;
             if let Err(error) = writer.memory(0, address, chunk.len() as u64, &encoded) {
                 failed.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
@@ -119,7 +140,7 @@ fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(f64, u64),
         }
     };
     thread::scope(|scope| {
-        for _ in 1..if strategy.parallel { cores } else { 1 } {
+        for _ in 1..if parallel { cores } else { 1 } {
             scope.spawn(one);
         }
         one();

@@ -39,9 +39,9 @@ pub(super) fn run(near: &GpuSpec, far: &GpuSpec, dir: &Path, sink: Sink<'_>) -> 
     for ((way, part, _), (seconds, paused)) in ways.iter().zip(times.into_iter().zip(pauses)) {
         let name = format!("{ITERATIONS} iterations, {way}");
         if part.is_some() {
-            sink(Series { name: format!("{name}: pause"), unit: "ms".into(), samples: paused });
+            sink(Series::lower(format!("{name}: pause"), "ms", paused));
         }
-        sink(Series { name, unit: "s".into(), samples: seconds });
+        sink(Series::lower(name, "s", seconds));
     }
     Ok(())
 }

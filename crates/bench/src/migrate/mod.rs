@@ -6,6 +6,7 @@ mod record;
 use super::far::{Server, line_to, serve};
 use super::parts::{Part, wanted};
 use super::process::job::Job;
+use crate::figures::{GIB, at};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::size::Size;
 use kedge_probe::{Held, Series};
@@ -27,7 +28,6 @@ const SETTLES: Duration = Duration::from_millis(500);
 
 const REGIONS_FIGURE: &str = "move of 10,000 regions of 4 KiB beside one of as many bytes";
 const BESIDE: &str = "beats while it moves, 1 Gbit/s at most";
-const OF_LINE: &str = "of the line";
 /// That rate, and moves at it.
 const RATE: [&str; 2] = ["--rate", "119M"];
 const SLOWLY: usize = 2;
@@ -101,13 +101,9 @@ impl<'a> Bench<'a> {
                 let before = job.ask("rate 2")?;
                 rates.push(self.beats_while(&mut job, to)? / before);
             }
-            let name = pause(&size.to_string(), way);
-            sink(Series { name, unit: "ms".into(), samples: pauses });
-            sink(Series {
-                name: format!("{BESIDE}, {way}"),
-                unit: "of before".into(),
-                samples: rates,
-            });
+            let name = format!("pause of a move, {size}, 1 % changing a second, {way}");
+            sink(Series::lower(name, "ms", pauses).target(at(self.size, &[(GIB, 50.0)])));
+            sink(Series::higher(format!("{BESIDE}, {way}"), "of before", rates).target(0.9));
         }
         job.end();
         Ok(())
@@ -134,7 +130,7 @@ impl<'a> Bench<'a> {
         let name = |way: &str| format!("whole move of {}, {way}", Size(self.size));
         let here: Result<Vec<f64>, String> =
             (0..2 * ROUNDS).map(|_| job.migrate(&near).map(gib)).collect();
-        sink(Series { name: name("here to here"), unit: "GiB/s".into(), samples: here? });
+        sink(Series::higher(name("here to here"), "GiB/s", here?));
         let mut line = line_to(&self.far)?;
         let (mut rates, mut ratios) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -149,8 +145,8 @@ impl<'a> Bench<'a> {
             }
         }
         let name = name("there and back");
-        sink(Series { name: name.clone(), unit: "GiB/s".into(), samples: rates });
-        sink(Series { name, unit: OF_LINE.into(), samples: ratios });
+        sink(Series::higher(name.clone(), "GiB/s", rates));
+        sink(Series::higher(name, "of the line", ratios).target(0.9));
         job.end();
         Ok(())
     }
@@ -169,26 +165,7 @@ impl<'a> Bench<'a> {
             job.end();
         }
         let ratios = times[1].iter().zip(&times[0]).map(|(many, one)| many / one).collect();
-        sink(Series { name: REGIONS_FIGURE.into(), unit: "× one".into(), samples: ratios });
+        sink(Series::lower(REGIONS_FIGURE, "× one", ratios).target(1.2));
         Ok(())
-    }
-}
-
-fn pause(size: &str, way: &str) -> String {
-    format!("pause of a move, {size}, 1 % changing a second, {way}")
-}
-
-/// What a figure should be.
-pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
-    if name.starts_with("pause of a move, 1.0 GiB") {
-        return Some(50.0);
-    }
-    if name.starts_with(BESIDE) || unit == OF_LINE {
-        return Some(0.9);
-    }
-    match name {
-        REGIONS_FIGURE => Some(1.2),
-        record::FIGURE => Some(0.1),
-        _ => None,
     }
 }

@@ -16,7 +16,7 @@ const SAMPLES: usize = 7;
 const ITERATIONS: usize = 200;
 const HELD: usize = 64 << 20;
 
-pub(super) const FIGURE: &str = "a second record, and counting, of a call that is recorded";
+const FIGURE: &str = "a second record, and counting, of a call that is recorded";
 const SHARE: &str = "messages of an iterative program that are recorded";
 
 /// Every proxy keeps a record. One that counts (`--stats`) keeps a second one, of which it tells
@@ -45,7 +45,7 @@ pub(super) fn run(near: &GpuSpec, dir: &Path, sink: Sink<'_>) -> Result<(), Stri
     }
     plain.end();
     twice.end();
-    sink(Series { name: FIGURE.into(), unit: "µs".into(), samples: costs });
+    sink(Series::lower(FIGURE, "µs", costs).target(0.1));
     let mut job = Job::beating(near, &Held::noise(HELD), dir, "counted", &["--quiet", &counted])?;
     job.ask(&format!("iterate {ITERATIONS}"))?;
     job.end();
@@ -53,6 +53,6 @@ pub(super) fn run(near: &GpuSpec, dir: &Path, sink: Sink<'_>) -> Result<(), Stri
     let told: JobStats = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let (kept, all) = (told.stats.records, told.stats.posts + told.stats.calls);
     let samples = vec![100.0 * kept as f64 / all.max(1) as f64];
-    sink(Series { name: SHARE.into(), unit: "%".into(), samples });
+    sink(Series::lower(SHARE, "%", samples));
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! How long a barrier of many processes takes.
 
+use super::peers::DMTCP;
 use super::{Scratch, Sink};
 use kedge_coordinator::{Client, Leader, Member, Series as Barriers, connect, reach};
-use kedge_probe::Series;
+use kedge_probe::{Reference, Series};
 use kedge_supervisor::kedge_again;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -15,8 +16,6 @@ const JOB: &str = "bench";
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The first step: everybody has been started.
 const ASSEMBLED: u32 = 1;
-
-pub(crate) const BARRIER: &str = "barrier of 256 processes";
 
 /// In a folder of its own.
 pub(crate) fn run(dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
@@ -42,7 +41,8 @@ pub(super) fn measure(folder: &Path, sink: &mut Sink<'_>) -> Result<(), String> 
     let text = String::from_utf8_lossy(&first.stdout);
     let samples: Vec<f64> = serde_json::from_str(text.trim())
         .map_err(|_| format!("barriers: {}", String::from_utf8_lossy(&first.stderr).trim()))?;
-    sink(Series { name: BARRIER.into(), unit: "ms".into(), samples });
+    let dmtcp = Reference::new(1.0, "DMTCP, less than", DMTCP);
+    sink(Series::lower("barrier of 256 processes", "ms", samples).target(1.0).reference(dmtcp));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Jobs of many processes, and of many threads: how long they stand still, and when they are back.
 
-use super::{RESTART, STALL, give, job::Job, leave_out, plain};
+use super::{RESTART, STALL, job::Job, leave_out, plain};
 use kedge_probe::Series;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,29 +14,33 @@ const EACH: u64 = 1 << 20;
 const CHECKPOINTS: usize = 5;
 const RESTARTS: usize = 3;
 
-pub(super) const MANY_PROCESSES: &str = "513 processes";
-pub(super) const MANY_THREADS: &str = "4,000 threads";
+const MANY_PROCESSES: &str = "513 processes";
+const MANY_THREADS: &str = "4,000 threads";
 
 pub(super) fn measure(dir: &Path, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
     // A checkpoint clones each process, and makes one more for each for a moment.
     if has_room(3 * PROCESSES, PROCESSES * EACH, MANY_PROCESSES, dir) {
         let (stalls, image) = checkpoints(&[PROCESSES, 1, EACH], dir)?;
-        give(sink, format!("{STALL}, {MANY_PROCESSES}"), "s", stalls);
+        sink(stall(MANY_PROCESSES, stalls));
         let restart = |_| {
             let (job, seconds) = Job::restart(&image, &[])?;
             job.end();
             Ok(seconds)
         };
         let restarts = (0..RESTARTS).map(restart).collect::<Result<Vec<f64>, String>>()?;
-        give(sink, format!("{RESTART}, {MANY_PROCESSES}"), "s", restarts);
+        sink(Series::lower(format!("{RESTART}, {MANY_PROCESSES}"), "s", restarts).target(2.0));
         super::empty(dir)?;
     }
     if has_room(THREADS, EACH, MANY_THREADS, dir) {
         let (stalls, _) = checkpoints(&[1, THREADS, EACH], dir)?;
-        give(sink, format!("{STALL}, {MANY_THREADS}"), "s", stalls);
+        sink(stall(MANY_THREADS, stalls));
         super::empty(dir)?;
     }
     Ok(())
+}
+
+fn stall(what: &str, samples: Vec<f64>) -> Series {
+    Series::lower(format!("{STALL}, {what}"), "s", samples).target(0.15)
 }
 
 /// How long a job of so many processes, threads in each and bytes in each stands still, and its

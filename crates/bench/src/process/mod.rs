@@ -4,19 +4,19 @@
 
 pub(crate) mod barriers;
 pub(crate) mod job;
-pub(super) mod known;
 mod many;
 mod peers;
 mod plain;
 
 use super::parts::Part;
 use super::scratch::Scratch;
+use crate::figures::{GIB, at};
 use crate::said;
 use job::{Job, Taken};
 use kedge_control::size::Size;
-use kedge_probe::Series;
+use kedge_probe::{Reference, Series};
 use kedge_supervisor::kedge_again;
-use peers::{Measured, Peer};
+use peers::{CRIU, DMTCP, Measured, Peer};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -32,30 +32,36 @@ const PEER_PAIRS: usize = 5;
 const ROUNDS: usize = 3;
 /// Between two that write to the disk.
 const REST: Duration = Duration::from_secs(1);
-const SIZES: [u64; 2] = [1 << 30, 4 << 30];
+const SIZES: [u64; 2] = [GIB, 4 * GIB];
 /// Where there is room for none of those.
 const SMALL: u64 = 256 << 20;
 
-const LOOPS: [(&str, &str); 6] = [
-    ("open", "open and close"),
-    ("malloc", "malloc and free"),
-    ("putc", "putc"),
-    ("pages", "write to pages"),
-    ("getppid", "getppid"),
-    ("fork", "fork and wait"),
+/// A loop that is timed.
+struct Loop {
+    /// As `kedge probe loop` knows it.
+    name: &'static str,
+    said: &'static str,
+    /// For the limit.
+    target: f64,
+    /// What DMTCP makes of it.
+    dmtcp: Option<f64>,
+}
+
+const LOOPS: [Loop; 6] = [
+    Loop { name: "open", said: "open and close", target: 1.02, dmtcp: Some(8.5) },
+    Loop { name: "malloc", said: "malloc and free", target: 1.02, dmtcp: Some(8.8) },
+    Loop { name: "putc", said: "putc", target: 1.02, dmtcp: None },
+    Loop { name: "pages", said: "write to pages", target: 1.02, dmtcp: None },
+    Loop { name: "getppid", said: "getppid", target: 1.02, dmtcp: None },
+    Loop { name: "fork", said: "fork and wait", target: 1.2, dmtcp: Some(9.0) },
 ];
 
 pub(super) const LIMIT: &str = ": upper 95 % limit";
-pub(super) const STALL: &str = "the job stands still";
-pub(super) const SEEN: &str = "the longest pause that the program saw";
-pub(super) const DURABLE_SHARE: &str = "durable, as fast as direct writing";
-pub(super) const FIO_SHARE: &str = "durable, as fast as fio writes";
-pub(super) const CHANGED_STALL: &str = "1 % changed: the job stands still";
-pub(super) const CHANGED_DURABLE: &str = "1 % changed: durable";
-pub(super) const RESTART: &str = "restart to the first answer";
-pub(super) const RESTART_RATIO: &str = "restart, beside two threads that read";
-
-pub(super) const LAZY: &str = "lazy restart to the first answer";
+const STALL: &str = "the job stands still";
+const SEEN: &str = "the longest pause that the program saw";
+const RESTART: &str = "restart to the first answer";
+/// Seconds that a job may stand still, by its bytes.
+const PAUSES: [(u64, f64); 1] = [(4 * GIB, 0.06)];
 
 type Sink<'a> = dyn FnMut(Series) + 'a;
 
@@ -70,9 +76,7 @@ pub(super) fn run(
     if parts.contains(&Part::Many) {
         return many::measure(&folder.0, sink);
     }
-    for (name, said) in LOOPS {
-        costs(name, said, sink)?;
-    }
+    LOOPS.iter().try_for_each(|one| costs(one, sink))?;
     starts(sink)?;
     barriers::measure(&folder.0, sink)?;
     let room = plain::room(&folder.0);
@@ -83,10 +87,6 @@ pub(super) fn run(
         changes(size, &folder.0, sink)?;
     }
     many::measure(&folder.0, sink)
-}
-
-fn give(sink: &mut Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f64>) {
-    sink(Series { name: name.into(), unit: unit.into(), samples });
 }
 
 fn own_path() -> String {
@@ -105,7 +105,8 @@ fn as_a_job() -> Vec<String> {
 }
 
 /// One loop, natively and as a job by turns.
-fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
+fn costs(one: &Loop, sink: &mut Sink<'_>) -> Result<(), String> {
+    let Loop { name, said, target, dmtcp } = *one;
     let job = as_a_job();
     let mut peers: Vec<_> = Peer::launchers().map(|peer| (peer, Vec::new())).collect();
     let mut ratios = Vec::new();
@@ -131,10 +132,12 @@ fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
     }
     let mut sorted = ratios.clone();
     sorted.sort_by(f64::total_cmp);
-    give(sink, said, "× native", ratios);
-    give(sink, format!("{said}{LIMIT}"), "× native", vec![sorted[PAIRS - RANK]]);
+    let (unit, limit) = ("× native", vec![sorted[PAIRS - RANK]]);
+    let dmtcp = dmtcp.map(|ratio| Reference::new(ratio, "DMTCP", DMTCP));
+    sink(Series::lower(said, unit, ratios).reference(dmtcp));
+    sink(Series::lower(format!("{said}{LIMIT}"), unit, limit).target(target));
     for ((peer, _), ratios) in peers {
-        give(sink, format!("{said} under {}", peer.name()), "× native", ratios);
+        sink(Series::lower(format!("{said} under {}", peer.name()), unit, ratios));
     }
     Ok(())
 }
@@ -173,11 +176,12 @@ fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
         };
         (0..PAIRS).map(pair).collect::<Result<Vec<f64>, String>>()
     };
-    give(sink, "start of /bin/true, beyond native", "ms", beyond(&as_a_job())?);
+    let row = Series::lower("start of /bin/true, beyond native", "ms", beyond(&as_a_job())?);
+    sink(row.target(5.0).reference(Reference::new(27.0, "DMTCP", DMTCP)));
     for (peer, launcher) in Peer::launchers() {
         let name = format!("start of /bin/true under {}, beyond native", peer.name());
         match beyond(&launcher) {
-            Ok(samples) => give(sink, name, "ms", samples),
+            Ok(samples) => sink(Series::lower(name, "ms", samples)),
             Err(error) => leave_out(&format!("{}: {error}", peer.name())),
         }
     }
@@ -229,16 +233,21 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
             }
         });
     }
-    give(sink, named(STALL), "s", stalls);
-    give(sink, named(SEEN), "s", gaps);
-    give(sink, named("the same where it only writes and is cloned"), "s", cloned);
-    give(sink, named("time lost to a checkpoint by a program that writes"), "s", lost);
-    give(sink, named("durable"), "s", durable);
-    give(sink, named(DURABLE_SHARE), "of direct writing", shares);
-    give(sink, named(FIO_SHARE), "of fio's speed", fio_shares);
-    give(sink, named(RESTART), "s", restarts);
-    give(sink, named(RESTART_RATIO), "× reading", ratios);
-    give(sink, named(LAZY), "s", lazy);
+    let lower = |what: &str, samples| Series::lower(named(what), "s", samples);
+    let dmtcp = at(size, &[(4 * GIB, 0.26)]).map(|s| Reference::new(s, "DMTCP forked", DMTCP));
+    let criu = at(size, &[(GIB, 0.46), (4 * GIB, 1.9)]).map(|s| Reference::new(s, "CRIU", CRIU));
+    sink(lower(STALL, stalls).target(at(size, &PAUSES)).reference(dmtcp));
+    sink(lower(SEEN, gaps).target(at(size, &PAUSES)));
+    sink(lower("the same where it only writes and is cloned", cloned));
+    sink(lower("time lost to a checkpoint by a program that writes", lost));
+    sink(lower("durable", durable));
+    let share = |what: &str, unit, samples| Series::higher(named(what), unit, samples).target(0.9);
+    sink(share("durable, as fast as direct writing", "of direct writing", shares));
+    sink(share("durable, as fast as fio writes", "of fio's speed", fio_shares));
+    sink(lower(RESTART, restarts).reference(criu));
+    let beside = named("restart, beside two threads that read");
+    sink(Series::lower(beside, "× reading", ratios).target(1.3));
+    sink(lower("lazy restart to the first answer", lazy).target(0.1));
     for peer in peers {
         peer.series(&Size(size).to_string()).into_iter().for_each(&mut *sink);
     }
@@ -300,19 +309,18 @@ fn changes(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
         durable.push(taken.seconds.ok_or("the image did not become durable")?);
     }
     job.end();
-    give(
-        sink,
-        named("first incremental checkpoint: the job stands still"),
-        "s",
-        vec![first.stall_seconds],
-    );
-    give(sink, named(CHANGED_STALL), "s", stalls);
-    give(sink, named(CHANGED_DURABLE), "s", durable);
-    give(sink, named("first write to a page after it"), "µs more", marks);
+    let lower = |what: &str, unit, samples| Series::lower(named(what), unit, samples);
+    let first = vec![first.stall_seconds];
+    sink(lower("first incremental checkpoint: the job stands still", "s", first));
+    let stall = lower("1 % changed: the job stands still", "s", stalls);
+    sink(stall.target(at(size, &[(4 * GIB, 0.03)])));
+    let durable = lower("1 % changed: durable", "s", durable);
+    sink(durable.target(at(size, &[(4 * GIB, 0.15)])));
+    sink(lower("first write to a page after it", "µs more", marks));
     let newest = dir.to_owned();
     let (restarted, seconds) = Job::restart(&newest, &[])?;
     restarted.end();
-    give(sink, named("restart from a chain of 7, from the disk"), "s", vec![seconds]);
+    sink(lower("restart from a chain of 7, from the disk", "s", vec![seconds]));
     empty(dir)
 }
 

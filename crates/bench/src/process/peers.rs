@@ -15,6 +15,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Where their figures were measured that stand beside kedge's, whether they are installed or not.
+pub(super) const DMTCP: &str = "DMTCP 5.0 tree, measured 2026-11-20 on 2 cores, not paired";
+pub(super) const CRIU: &str = "CRIU 4.2, measured 2026-11-20 on 2 cores, not paired";
+
 /// How long anything that they do may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -332,8 +336,7 @@ impl Measured {
     pub(super) fn series(self, size: &str) -> [Series; 2] {
         let Measured { peer, pauses, restarts } = self;
         [(super::SEEN, pauses), (super::RESTART, restarts)].map(|(what, samples)| {
-            let name = format!("{}: {what}, {size}", peer.name());
-            Series { name, unit: "s".to_owned(), samples }
+            Series::lower(format!("{}: {what}, {size}", peer.name()), "s", samples)
         })
     }
 }
