@@ -91,7 +91,7 @@ fn many_checkpoints_of_one_run_let_nothing_grow() {
         &["--incremental", "--keep", "2"],
         &["1000000", "1", "4", "1"],
     );
-    let supervisor = job.kedge();
+    let supervisor = job.supervisor();
     let all = || {
         let family = kedge_tests::job::family(supervisor);
         let sum = |(m, f): (u64, usize), pid: u32| (m + holds(pid).0, f + holds(pid).1);
