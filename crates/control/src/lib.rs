@@ -24,6 +24,7 @@ pub mod joblog;
 pub mod keeper;
 pub mod logfile;
 pub mod machine;
+mod messages;
 pub mod peer;
 pub mod proxy;
 pub mod service;
@@ -36,3 +37,5 @@ pub mod told;
 pub mod trace;
 pub mod usage;
 pub mod warm;
+
+pub use messages::check_bytes;
