@@ -59,7 +59,12 @@ const LOOPS: [Loop; 6] = [
 pub(super) const LIMIT: &str = ": upper 95 % limit";
 const STALL: &str = "the job stands still";
 const SEEN: &str = "the longest pause that the program saw";
+/// The whole of the memory is cloned, as CRUM and DMTCP fork.
+const FORKED: &str = "forked capture, nothing written ahead: the job stands still";
 const RESTART: &str = "restart to the first answer";
+/// Who waits for the capture alone has memory cloned that is written afterwards, and not written
+/// ahead.
+const NOTHING_AHEAD: [&str; 2] = ["--wait", "captured"];
 /// Seconds that a job may stand still, by its bytes.
 const PAUSES: [(u64, f64); 1] = [(4 * GIB, 0.06)];
 
@@ -191,7 +196,7 @@ fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
 /// Full checkpoints and restarts of a job that holds `size` bytes.
 fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
     let named = |what: &str| format!("{what}, {}", Size(size));
-    let [mut stalls, mut gaps, mut cloned, mut lost] = [const { Vec::new() }; 4];
+    let [mut stalls, mut forked, mut gaps, mut cloned, mut lost] = [const { Vec::new() }; 5];
     let [mut durable, mut shares, mut fio_shares] = [const { Vec::new() }; 3];
     let [mut restarts, mut ratios, mut lazy] = [const { Vec::new() }; 3];
     let mut peers = Measured::none_yet();
@@ -207,8 +212,11 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
         let seen = job.checkpoint(&[])?;
         gaps.push(job.answer()?);
         plain::settle(&seen.image);
+        let alone = job.checkpoint(&NOTHING_AHEAD)?;
+        forked.push(alone.stall_seconds);
+        plain::settle(&alone.image);
         job.tell("write 1")?;
-        let seen = job.checkpoint(&["--wait", "captured"])?;
+        let seen = job.checkpoint(&NOTHING_AHEAD)?;
         cloned.push(job.answer()?);
         plain::settle(&seen.image);
         lost.push(lost_to_one(&mut job, size)?);
@@ -234,9 +242,11 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
         });
     }
     let lower = |what: &str, samples| Series::lower(named(what), "s", samples);
-    let dmtcp = at(size, &[(4 * GIB, 0.26)]).map(|s| Reference::new(s, "DMTCP forked", DMTCP));
+    let by_dmtcp =
+        || at(size, &[(4 * GIB, 0.26)]).map(|s| Reference::new(s, "DMTCP forked", DMTCP));
     let criu = at(size, &[(GIB, 0.46), (4 * GIB, 1.9)]).map(|s| Reference::new(s, "CRIU", CRIU));
-    sink(lower(STALL, stalls).target(at(size, &PAUSES)).reference(dmtcp));
+    sink(lower(STALL, stalls).target(at(size, &PAUSES)).reference(by_dmtcp()));
+    sink(lower(FORKED, forked).target(at(size, &PAUSES)).reference(by_dmtcp()));
     sink(lower(SEEN, gaps).target(at(size, &PAUSES)));
     sink(lower("the same where it only writes and is cloned", cloned));
     sink(lower("time lost to a checkpoint by a program that writes", lost));
