@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-tests soak-power soak-cache soak-checkpoints soak-interrupts check deny package package-test image docs install uninstall clean
+.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-tests soak-power soak-cache soak-fuzz soak-checkpoints soak-interrupts check deny package package-test image docs install uninstall clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,7 @@ soak: build ## the long tests and those under other kernels, each resumable in s
 	@scripts/soak
 	@scripts/soak-tests
 	@scripts/soak-cache
+	@scripts/soak-fuzz
 	@scripts/soak-kernels
 
 soak-kernels: build ## the engine's tests under Linux 5.10 and 6.1 (KERNELS="5.4 6.8") in virtual machines, as root and as a user
@@ -42,6 +43,9 @@ soak-power: build ## the power of a node with a write-back cache cut 1,000 times
 
 soak-cache: build ## random calls on a cached folder compared with a plain one, 10,000,000 (TOTAL=10000000), resumable in slices of 10 minutes
 	@scripts/soak-cache --total $(or $(TOTAL),10000000)
+
+soak-fuzz: ## every fuzz target for 60 s (TARGETS="image wire" SECONDS=60), resumable in slices of 10 minutes
+	@scripts/soak-fuzz --seconds $(or $(SECONDS),60) $(TARGETS)
 
 soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 times: nothing may grow (about ten minutes)
 	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu incremental::many_checkpoints

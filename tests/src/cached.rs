@@ -142,7 +142,7 @@ impl Cached {
         let pid = rustix::process::Pid::from_raw(self.pid.get() as i32);
         self.signal_kill();
         // It answers nobody at once, and has its locks until a sync that it is in has ended.
-        crate::back::wait_for("the daemon is still there", || {
+        crate::world::wait_for("the daemon is still there", || {
             pid.is_none_or(|pid| rustix::process::test_kill_process(pid).is_err())
         });
     }
@@ -151,7 +151,7 @@ impl Cached {
     pub fn terminate(&self) {
         let Some(pid) = rustix::process::Pid::from_raw(self.pid.replace(0) as i32) else { return };
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
-        crate::back::wait_for("the daemon is still there", || {
+        crate::world::wait_for("the daemon is still there", || {
             rustix::process::test_kill_process(pid).is_err()
         });
     }

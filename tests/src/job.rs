@@ -107,33 +107,46 @@ fn small(output: &ChildStdout) {
     rustix::pipe::fcntl_setpipe_size(output, 4096).expect("a small pipe");
 }
 
-/// A job whose output is read line by line.
+/// A job that prints a nonce and its steps, read line by line.
 #[derive(Debug)]
 pub struct Job {
-    child: Child,
+    pub child: Child,
     lines: BufReader<ChildStdout>,
     pub nonce: String,
     /// The last step that was printed.
     pub step: u64,
+    /// Whether its steps may begin again where an image was taken; else that fails the test.
+    goes_back: bool,
+    /// Steps that were printed after later ones: where the job went back to.
+    pub back: Vec<u64>,
+    /// What is neither the nonce nor a step, of one that may go back.
+    pub others: Vec<String>,
 }
 
 impl Job {
     /// Starts `command`, whose first line tells the nonce.
     pub fn start(mut command: Command) -> Job {
-        Job::begun(Job::spawn(&mut command))
+        let (child, output) = started(&mut command);
+        small(&output);
+        Job::of(child, BufReader::with_capacity(128, output)).begun()
     }
 
     /// As [`Job::start`]; it waits for its reader, see [`paced`].
     pub fn start_paced(command: Command) -> Job {
-        Job::begun(Job::spawn_paced(command, |_| {}))
+        Job::spawn_paced(command, |_| {}).begun()
     }
 
-    fn begun(mut job: Job) -> Job {
-        let first = job.line().unwrap_or_else(|| job.fail("no first line"));
-        match first.strip_prefix("nonce ") {
-            Some(nonce) => job.nonce = nonce.to_owned(),
-            None => job.fail(&format!("first line {first:?}")),
-        }
+    /// As [`Job::start`], of a job whose steps may begin again where an image was taken, and which
+    /// waits for its reader as any program does.
+    pub fn start_recovering(command: Command) -> Job {
+        Job::spawn_recovering(command, "").begun()
+    }
+
+    /// Starts one that goes on, as one that had drawn `nonce`, or draws it yet: nothing is read.
+    pub fn spawn_recovering(mut command: Command, nonce: &str) -> Job {
+        let (child, output) = started(&mut command);
+        let mut job = Job::of(child, BufReader::new(output));
+        (job.goes_back, job.nonce) = (true, nonce.to_owned());
         job
     }
 
@@ -143,16 +156,13 @@ impl Job {
         let mut job = Job::spawn_paced(command, small);
         nonce.clone_into(&mut job.nonce);
         let first = job.line().unwrap_or_else(|| job.fail("no first line"));
-        job.step = job.number(&first);
+        job.step = job.number(&first).unwrap_or_else(|| job.fail_of(&first));
         job
     }
 
-    fn spawn(command: &mut Command) -> Job {
-        let mut child = command.spawn().expect("timeout, from coreutils");
-        let output = child.stdout.take().expect("a pipe");
-        small(&output);
-        let lines = BufReader::with_capacity(128, output);
-        Job { child, lines, nonce: String::new(), step: 0 }
+    fn of(child: Child, lines: BufReader<ChildStdout>) -> Job {
+        let (nonce, back, others) = (String::new(), Vec::new(), Vec::new());
+        Job { child, lines, nonce, step: 0, goes_back: false, back, others }
     }
 
     fn spawn_paced(mut command: Command, sized: impl Fn(&ChildStdout)) -> Job {
@@ -162,70 +172,136 @@ impl Job {
         // The pipe ends with the job.
         drop(command);
         // A line at once, or its rest is lost; and little of what is no packet.
-        let lines = BufReader::with_capacity(512, output);
-        Job { child, lines, nonce: String::new(), step: 0 }
+        Job::of(child, BufReader::with_capacity(512, output))
     }
 
-    fn line(&mut self) -> Option<String> {
+    fn begun(mut self) -> Job {
+        let first = self.line().unwrap_or_else(|| self.fail("no first line"));
+        match first.strip_prefix("nonce ") {
+            Some(nonce) => self.nonce = nonce.to_owned(),
+            None => self.fail(&format!("first line {first:?}")),
+        }
+        self
+    }
+
+    pub fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         let length = self.lines.read_line(&mut line).expect("a line of text");
         (length > 0).then(|| line.trim_end().to_owned())
     }
 
-    fn number(&mut self, line: &str) -> u64 {
-        let number = line.strip_prefix(&self.nonce).and_then(|rest| rest.trim().parse().ok());
-        number.unwrap_or_else(|| self.fail(&format!("{line:?} is no step of {}", self.nonce)))
+    fn number(&self, line: &str) -> Option<u64> {
+        line.strip_prefix(&self.nonce).and_then(|rest| rest.trim().parse().ok())
     }
 
-    fn fail(&mut self, what: &str) -> ! {
+    fn take(&mut self, line: &str) {
+        let Some(step) = self.number(line) else {
+            return match self.goes_back {
+                true => self.others.push(line.to_owned()),
+                false => self.fail_of(line),
+            };
+        };
+        match step {
+            _ if step == self.step + 1 => {}
+            // The first one after a restart is that after the image's.
+            _ if self.goes_back && (self.step == 0 || step <= self.step) => self.back.push(step),
+            _ => self.fail(&format!("step {step} follows {}", self.step)),
+        }
+        self.step = step;
+    }
+
+    fn fail_of(&mut self, line: &str) -> ! {
+        self.fail(&format!("{line:?} is no step of {}", self.nonce))
+    }
+
+    pub fn fail(&mut self, what: &str) -> ! {
         let limit = limit_of(&mut self.child);
-        let _ = self.child.kill();
+        send("KILL", &family(self.child.id()));
         let mut said = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
             let _ = stderr.read_to_string(&mut said);
         }
-        panic!("{what}{limit}; {said}");
+        let Job { step, back, others, .. } = self;
+        panic!("{what}{limit}; at step {step}, back {back:?}, {others:?}; {said}");
     }
 
-    /// Reads until step `until` has been printed; each follows the one before.
+    /// Reads until step `until` has been printed; each follows the one before, but where a job that
+    /// may go back does so.
     pub fn read_to(&mut self, until: u64) {
         while self.step < until {
             let line = self.line().unwrap_or_else(|| self.fail("it ended early"));
-            let step = self.number(&line);
-            assert_eq!(step, self.step + 1, "a step is missing or done twice");
-            self.step = step;
+            self.take(&line);
         }
     }
 
-    /// Reads whatever is there after its end.
-    pub fn drain(&mut self) {
-        while let Some(line) = self.line() {
-            if let Some(step) = line.rsplit(' ').next().and_then(|step| step.parse().ok()) {
-                self.step = step;
+    /// Reads what it has printed until now.
+    pub fn catch_up(&mut self) {
+        let left = |lines: &BufReader<ChildStdout>| {
+            let in_pipe = rustix::io::ioctl_fionread(lines.get_ref()).expect("a pipe");
+            !lines.buffer().is_empty() || in_pipe > 0
+        };
+        while left(&self.lines) {
+            match self.line() {
+                Some(line) => self.take(&line),
+                None => return,
             }
         }
     }
 
-    /// Reads to its end, `steps`, and its last word.
+    /// Reads whatever comes until its end: how it ended. The last line of one that was killed may
+    /// be a part of one.
+    pub fn drain(&mut self) -> ExitStatus {
+        while let Some(line) = self.line() {
+            match self.goes_back {
+                true => self.take(&line),
+                false => {
+                    let step = line.rsplit(' ').next().and_then(|step| step.parse().ok());
+                    self.step = step.unwrap_or(self.step);
+                }
+            }
+        }
+        self.wait()
+    }
+
+    /// Reads to its end, `steps`, and its last word: how it ended.
     pub fn finish(mut self, steps: u64) -> ExitStatus {
         self.read_to(steps);
+        self.end()
+    }
+
+    /// Reads its last word: how it ended.
+    pub fn end(mut self) -> ExitStatus {
         let last = self.line().unwrap_or_default();
-        assert_eq!(last, format!("{} well", self.nonce));
-        self.child.wait().expect("ended")
+        if last != format!("{} well", self.nonce) {
+            self.fail(&format!("its last word is {last:?}"));
+        }
+        self.wait()
     }
 
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("ended")
     }
 
-    pub fn kedge(&self) -> u32 {
-        // timeout's only child.
+    /// The job's supervisor: the only child of `timeout`.
+    pub fn supervisor(&self) -> u32 {
         children(self.child.id()).first().copied().unwrap_or(self.child.id())
     }
 
-    /// Sends a signal to kedge.
+    pub fn proxies(&self) -> Vec<u32> {
+        family(self.child.id()).into_iter().filter(|pid| is_proxy(*pid)).collect()
+    }
+
+    pub fn kill_the_proxy(&mut self) {
+        let proxies = self.proxies();
+        if proxies.len() != 1 {
+            self.fail(&format!("{} proxies", proxies.len()));
+        }
+        send("KILL", &proxies);
+    }
+
+    /// Sends a signal to the supervisor.
     pub fn signal(&self, signal: &str) {
-        send(signal, &[self.kedge()]);
+        send(signal, &[self.supervisor()]);
     }
 
     /// Sends a signal to the process group that it leads, as a terminal's keys do.
@@ -234,15 +310,17 @@ impl Job {
         let _ = Command::new("kill").args(["-s", signal, "--", &group]).status();
     }
 
-    /// kedge and every process of the job, killed at once and seen dead.
+    /// kedge and every process of the job, killed at once and seen dead. One that goes back may be
+    /// down to its supervisor.
     pub fn kill(&mut self) {
-        assert!(family(self.kedge()).len() > 1, "no job to kill");
-        self.end();
+        let one = self.goes_back || family(self.supervisor()).len() > 1;
+        assert!(one, "no job to kill");
+        self.stop();
     }
 
     /// As [`Job::kill`], of one that may have come to its end by itself.
-    pub fn end(&mut self) {
-        let all = family(self.kedge());
+    pub fn stop(&mut self) {
+        let all = family(self.supervisor());
         send("KILL", &all);
         let _ = self.child.wait();
         if let Some(pid) = alive_after_all(&all) {
@@ -250,6 +328,13 @@ impl Job {
         }
         self.drain();
     }
+}
+
+/// Starts a command, and takes its output.
+fn started(command: &mut Command) -> (Child, ChildStdout) {
+    let mut child = command.spawn().expect("timeout, from coreutils");
+    let output = child.stdout.take().expect("a pipe");
+    (child, output)
 }
 
 /// One of those that have been killed and live nevertheless.

@@ -3,12 +3,12 @@
 //! `ok` last and exits with 0.
 #![forbid(unsafe_code)]
 
-pub mod back;
 mod build;
 pub mod cached;
 pub mod cluster;
 mod directives;
 pub mod disk;
+pub mod gpu_steps;
 mod hosts;
 mod interrupted;
 pub mod job;
@@ -42,4 +42,14 @@ pub fn root() -> PathBuf {
 /// The `kedge` command of the optimised build, or the one that `KEDGE` names.
 pub fn kedge() -> PathBuf {
     std::env::var_os("KEDGE").map_or_else(|| root().join("target/release/kedge"), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_readme_shows_a_test_that_runs() {
+        let shown = include_str!("../README.md");
+        let runs = include_str!("../tests/gpu/readme.rs");
+        assert!(shown.contains(runs), "tests/README.md and tests/tests/gpu/readme.rs differ");
+    }
 }

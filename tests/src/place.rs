@@ -1,11 +1,12 @@
 //! Jobs that are checkpointed and restarted through the `kedge` command.
 
-use crate::job::{Job, User, build, kedge_as};
+use crate::job::{Job, User, build, is_proxy, kedge_as, name};
 use crate::world::{World, is_root, stderr};
 use crate::{copy_program, host};
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// A folder for one test, and who runs kedge in it.
@@ -16,6 +17,7 @@ pub struct Place {
 }
 
 impl Place {
+    /// A new one; `None` where this user cannot become `user`.
     pub fn new(name: &str, user: User) -> Option<Place> {
         let world = World::new(name);
         if user == User::Nobody {
@@ -32,8 +34,12 @@ impl Place {
         Place::new(name, User::Same).expect("the test's own user")
     }
 
+    pub fn kedge(&self, arguments: &[&str]) -> Command {
+        kedge_as(&self.world, self.user, arguments)
+    }
+
     pub fn output(&self, arguments: &[&str]) -> Output {
-        kedge_as(&self.world, self.user, arguments).output().expect("kedge")
+        self.kedge(arguments).output().expect("kedge")
     }
 
     pub fn json(&self, arguments: &[&str]) -> Value {
@@ -52,7 +58,7 @@ impl Place {
     /// Runs `program` as the job `j`.
     pub fn run(&self, options: &[&str], program: &[&str]) -> Job {
         let run = [&["run", "--gpu", "none", "--job", "j"], options, &["--"], program].concat();
-        Job::start(kedge_as(&self.world, self.user, &run))
+        Job::start(self.kedge(&run))
     }
 
     /// The program of the tests: steps, milliseconds between two, threads, megabytes.
@@ -80,7 +86,7 @@ impl Place {
         copy_program(&built, &copy);
         let copy = copy.display().to_string();
         let run = [&["run", "--gpu", gpu, "--job", "j"], options, &["--", &copy], arguments];
-        Job::start_paced(kedge_as(&self.world, self.user, &run.concat()))
+        Job::start_paced(self.kedge(&run.concat()))
     }
 
     pub fn restart(&self, image: &Path, nonce: &str) -> Job {
@@ -90,7 +96,7 @@ impl Place {
     pub fn restart_with(&self, image: &Path, options: &[&str], nonce: &str) -> Job {
         let image = image.display().to_string();
         let arguments = [&["restart", &image], options].concat();
-        Job::restart(kedge_as(&self.world, self.user, &arguments), nonce)
+        Job::restart(self.kedge(&arguments), nonce)
     }
 
     pub fn images(&self) -> PathBuf {
@@ -102,8 +108,8 @@ impl Place {
         let rows = self.json(&["images", "--json"]);
         let text = |row: &Value, field: &str| row[field].as_str().expect("text").to_owned();
         let all = rows.as_array().expect("a list").iter();
-        let name = |row| text(row, "image").rsplit('/').next().expect("a name").to_owned();
-        let mut all: Vec<_> = all.map(|row| (name(row), text(row, "state"))).collect();
+        let name_of = |row| text(row, "image").rsplit('/').next().expect("a name").to_owned();
+        let mut all: Vec<_> = all.map(|row| (name_of(row), text(row, "state"))).collect();
         all.sort();
         all
     }
@@ -127,7 +133,9 @@ impl Place {
 
     /// Checkpoints the job `j`: the image.
     pub fn checkpoint(&self, options: &[&str]) -> PathBuf {
-        let report = self.json(&[&["checkpoint", "j", "--json"], options].concat());
+        let output = self.output(&[&["checkpoint", "j", "--json"], options].concat());
+        assert!(output.status.success(), "{}; {}", stderr(&output), self.log());
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         PathBuf::from(report["image"].as_str().expect("a path"))
     }
 
@@ -147,6 +155,55 @@ impl Place {
         let status = job.finish(steps);
         assert_eq!(status.code(), Some(7), "it exits as the program does");
         assert!(self.json(&["ps", "--json"]).as_array().is_some_and(Vec::is_empty));
-        assert!(self.output(&["verify", &image.display().to_string()]).status.success());
+        self.is_good(&image);
+    }
+
+    /// The image is whole.
+    pub fn is_good(&self, image: &Path) {
+        let output = self.output(&["verify", &image.display().to_string()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    pub fn nothing_runs(&self) {
+        let begin = Instant::now();
+        loop {
+            let left = self.world.processes();
+            if left.is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// How often the job's log says `what`.
+    pub fn count(&self, what: &str) -> usize {
+        self.log().matches(what).count()
+    }
+
+    /// Processes that run an executable of this place's: its proxies are among them, whoever has
+    /// started them.
+    pub fn running(&self) -> Vec<u32> {
+        let all = fs::read_dir("/proc").expect("/proc").flatten();
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ours = |pid: &u32| {
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(self.mark()))
+        };
+        all.filter(ours).collect()
+    }
+
+    /// Those of them with this name.
+    pub fn running_as(&self, wanted: &str) -> Vec<u32> {
+        self.running().into_iter().filter(|pid| name(*pid) == wanted).collect()
+    }
+
+    /// Those of them that have devices.
+    pub fn proxies(&self) -> Vec<u32> {
+        self.running().into_iter().filter(|pid| is_proxy(*pid)).collect()
+    }
+
+    /// An argument by which processes are known to be of this place.
+    pub fn mark(&self) -> &str {
+        self.world.0.to_str().unwrap_or_default()
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A private folder for jobs, gone at the end.
 #[derive(Debug)]
@@ -192,5 +192,14 @@ mod tests {
         sleep.arg("1000").current_dir(world.home());
         let _limit = Limit::new(world.0.clone(), Duration::from_millis(50));
         assert!(!sleep.output().expect("sleep").status.success());
+    }
+}
+
+/// Looks again and again until `reached`; fails with `what` after 20 seconds.
+pub fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !reached() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 18] = [
+const WITHOUT_UNSAFE: [&str; 19] = [
+    "bench",
     "cache",
     "cli",
     "control",
@@ -30,7 +31,7 @@ const WITHOUT_UNSAFE: [&str; 18] = [
 
 /// What supervises jobs and the command link no device, directly or through others: a device may be
 /// on another host.
-const WITHOUT_DEVICES: [&str; 2] = ["cli", "supervisor"];
+const WITHOUT_DEVICES: [&str; 3] = ["bench", "cli", "supervisor"];
 const DEVICES: [&str; 4] = ["proxy", "device", "device-nvidia", "device-soft"];
 
 /// What is loaded into programs links no `tracing`, directly or through others: its state would be

@@ -174,6 +174,17 @@ pub fn decode_ask(bytes: &[u8]) -> Option<Ask> {
     sound.then_some(Ask { start, length })
 }
 
+/// Reads `bytes` as each of what programs and a cache say about leases: what the fuzz target and
+/// its test hold these to. No bytes bring a reader to anything but `None`.
+pub fn check_bytes(bytes: &[u8]) {
+    let again = decode_ask(bytes).map(|ask| decode_ask(&encode_ask(&ask)));
+    debug_assert!(again.is_none_or(|again| again.is_some()), "a question is written as another");
+    if let Some(lease) = LeaseRef::decode(bytes) {
+        let mut path = [0; 4096];
+        let _ = lease.path_of(Name::Shadow, &mut path).map(|path| path.to_bytes().len());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,6 +234,25 @@ mod tests {
         }
         assert_eq!(decode_ask(&[0; BYTES]), None);
         assert_eq!(lease(&"x".repeat(BYTES)).encode(), None);
+    }
+
+    /// What the fuzz target begins with.
+    #[test]
+    fn the_corpus_is_what_is_said() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/lease");
+        let bless = std::env::var_os("KEDGE_BLESS").is_some();
+        let leased = lease("/dev/shm/cache-7").encode().unwrap();
+        for (name, bytes) in [("ask", encode_ask(&Ask { start: 0, length: 9 })), ("lease", leased)]
+        {
+            check_bytes(&bytes);
+            let path = std::path::Path::new(corpus).join(name);
+            if bless {
+                std::fs::create_dir_all(corpus).unwrap();
+                std::fs::write(&path, bytes).unwrap();
+            }
+            let kept = std::fs::read(&path).unwrap_or_default();
+            assert_eq!(kept, bytes, "{name}: the encoding changed; KEDGE_BLESS=1 accepts it");
+        }
     }
 
     proptest! {

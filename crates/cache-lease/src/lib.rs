@@ -18,7 +18,8 @@ mod place;
 mod slot;
 
 pub use ask::{
-    Ask, BYTES, GRAIN, LENGTH, Lease, LeaseRef, Name, REQUEST, decode_ask, encode_ask, shadow_name,
+    Ask, BYTES, GRAIN, LENGTH, Lease, LeaseRef, Name, REQUEST, check_bytes, decode_ask, encode_ask,
+    shadow_name,
 };
 pub use page::{PAGE, Page, SLOTS};
 pub use place::{is_page, is_shadow};

@@ -3,10 +3,10 @@
 use crate::Failure;
 use crate::mistyped;
 use crate::output::{self, harmless};
-use crate::size::Size;
 use clap::Args;
 use kedge_control::check::{Check, Finding, Report};
 use kedge_control::gpu::GpuSpec;
+use kedge_control::size::Size;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{JobGpu, Policy};

@@ -1,9 +1,9 @@
 //! Running `kedge probe` as a job of its own, and as a program without kedge.
 
 use crate::output::harmless;
-use crate::size::Size;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::{self, Line};
+use kedge_control::size::Size;
 use kedge_supervisor::jobs::{JobName, Jobs};
 use kedge_supervisor::kedge_again;
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,9 +1,9 @@
 //! `kedge kernel-cache`: the PTX of cubins that frameworks keep on disk.
 
 use crate::output::{self, PLAIN, Table};
-use crate::size::Size;
 use crate::{Failure, images};
 use clap::{Args, Subcommand};
+use kedge_control::size::Size;
 use kedge_kernel_cache::{Entry, KernelCache};
 use serde::Serialize;
 use std::path::PathBuf;

@@ -2,9 +2,9 @@
 
 use crate::Failure;
 use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
-use crate::size::Size;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
+use kedge_control::size::Size;
 use kedge_keys::{Certificate, Keys, Limits, MAX_DEVICES, MIN_BANDWIDTH, Name, Standing, date};
 use serde::Serialize;
 use std::fmt::Display;

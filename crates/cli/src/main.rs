@@ -41,7 +41,6 @@ mod restart;
 mod run;
 mod serve;
 mod shell;
-mod size;
 mod slurm;
 mod swap;
 mod take_job;

@@ -1,6 +1,7 @@
 //! What commands print: aligned, in colours on a terminal, plain in a pipe; JSON for scripts.
 
 use anstyle::{AnsiColor, Style};
+pub(crate) use kedge_control::text::harmless;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
@@ -44,11 +45,6 @@ fn forgive(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
     }
-}
-
-/// `text` with nothing in it that a terminal would obey.
-pub(crate) fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\t' { ' ' } else { c }).collect()
 }
 
 /// `text` in `style`.
@@ -114,10 +110,5 @@ mod tests {
         table.row([(GOOD, "longer".into()), (PLAIN, "100".into())]);
         let text = anstream::adapter::strip_str(&table.render()).to_string();
         assert_eq!(text, "NAME      N\nµ         1\nlonger  100\n");
-    }
-
-    #[test]
-    fn terminals_are_given_no_orders() {
-        assert_eq!(harmless("a\x1b[2Jb\tc\r"), "a [2Jb\tc ");
     }
 }

@@ -94,12 +94,12 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
             None => Err(Failure::new(format!("no loop named {name}"))),
         },
         What::Member { folder, index } => {
-            let times = crate::bench::process::barriers::member(folder, *index);
+            let times = kedge_bench::member(folder, *index);
             line(&times.map_err(Failure::new)?)
         }
         What::FarMember { address, key, index, members, rounds } => {
             let numbers = [*index, *members, *rounds];
-            let times = crate::bench::cluster::barriers::member(address, key, numbers);
+            let times = kedge_bench::far_member(address, key, numbers);
             times.map_err(Failure::new)?.as_ref().map_or(Ok(()), line)
         }
         What::Memory { size } => {
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
             Ok(kedge_probe::hold_objects(*events, *regions, *size, input, output)?)
         }
         What::Driver { pid } => line(&kedge_probe::checkpoint_by_driver(*pid)?),
-        What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
+        What::Hold { data, size } => Ok(kedge_bench::hold(data, *size)?),
     }
 }
 

@@ -2,8 +2,8 @@
 //! done. Elsewhere, nothing.
 
 use crate::output::{self, DIM, styled};
-use crate::size::Size;
 use crate::time::Time;
+use kedge_control::size::Size;
 use kedge_supervisor::control::{Sending, Stage};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! `kedge trace`.
 
 use crate::output::{self, HEADING, PLAIN, Table, harmless, styled};
-use crate::size::Size;
 use crate::{Failure, gpu, mistyped, run};
 use clap::Args;
+use kedge_control::size::Size;
 use kedge_control::trace::{Kind, Merged, Row, Wanted};
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;

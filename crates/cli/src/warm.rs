@@ -3,10 +3,10 @@
 use crate::Failure;
 use crate::gpu;
 use crate::output::{self, BAD, GOOD, PLAIN, Table};
-use crate::size::Size;
 use clap::{Args, Subcommand};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::size::Size;
 use kedge_control::warn;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::Parts;

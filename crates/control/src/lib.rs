@@ -10,7 +10,8 @@
 //!   [`check`]: what was found in a program that is checked. [`told`]: the files of both.
 //!   [`trace`]: what a traced job has done and when. [`usage`]: what a client uses now.
 //! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
-//!   [`logfile`]: its files.
+//!   [`logfile`]: its files. [`size`]: bytes as people write them. [`text`]: what terminals may be
+//!   shown.
 
 #![forbid(unsafe_code)]
 
@@ -23,13 +24,18 @@ pub mod joblog;
 pub mod keeper;
 pub mod logfile;
 pub mod machine;
+mod messages;
 pub mod peer;
 pub mod proxy;
 pub mod service;
 pub mod session;
 pub mod sharing;
+pub mod size;
 pub mod stats;
+pub mod text;
 pub mod told;
 pub mod trace;
 pub mod usage;
 pub mod warm;
+
+pub use messages::check_bytes;

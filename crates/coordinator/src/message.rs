@@ -86,7 +86,8 @@ wire! {
         Look = 7 { at: Notice, after: u64, wait_ms: u32 },
         /// The job's parts.
         Members = 8 {},
-        /// Takes part in a series of so many members on one node, which meet in memory.
+        /// Takes part in a series of so many members, which meet in memory: all of them on the
+        /// coordinator's host.
         Meet = 9 { series: Series, members: u32 },
     }
 

@@ -113,11 +113,15 @@ pub enum StateError {
 /// # Errors
 /// The file cannot be read, is damaged, or is of another version than this one and the one before.
 pub fn read(file: &ImageFile) -> Result<SavedProxy, StateError> {
-    let section = file.section(SECTION)?;
+    decode(&file.section(SECTION)?)
+}
+
+/// Reads the section itself.
+pub(crate) fn decode(section: &[u8]) -> Result<SavedProxy, StateError> {
     let version = section.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
     let decoded = match version {
-        Some(VERSION) => kedge_wire::decode(&section),
-        Some(before::VERSION) => before::decode(&section),
+        Some(VERSION) => kedge_wire::decode(section),
+        Some(before::VERSION) => before::decode(section),
         Some(found) => return Err(StateError::Unknown { found }),
         None => return Err(StateError::Damaged("it is empty")),
     };

@@ -8,7 +8,7 @@
 //! ([`Plea`]) by whoever needs memory of that device.
 #![forbid(unsafe_code)]
 
-use kedge_wire::{Text, wire};
+use kedge_wire::{Text, Wire, decode, encode, wire};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -68,6 +68,28 @@ wire! {
         /// the device, `wanted` bytes are to be, for programs that wait for them.
         Stands = 5 { free: u64, wanted: u64 },
     }
+}
+
+/// Decodes `bytes` as every message of a holder: what the fuzz target and its test hold these to.
+/// Decoding must not panic, and what it accepts must have exactly one encoding: these bytes.
+///
+/// # Panics
+/// Where a decoded value encodes to other bytes.
+pub fn check_bytes(bytes: &[u8]) {
+    if let Some(order) = one::<Order>(bytes) {
+        // Whatever is named is there or not.
+        let _ = order.fits(1);
+    }
+    one::<Plea>(bytes);
+    one::<Answer>(bytes);
+}
+
+fn one<T: Wire>(bytes: &[u8]) -> Option<T> {
+    let value = decode::<T>(bytes).ok()?;
+    let mut again = Vec::with_capacity(bytes.len());
+    encode(&value, &mut again);
+    assert!(again == bytes, "{} has two encodings", std::any::type_name::<T>());
+    Some(value)
 }
 
 /// Free bytes of a device whose memory no other process has.

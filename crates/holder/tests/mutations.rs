@@ -1,7 +1,7 @@
 //! Messages that were changed on their way are refused, or have one encoding.
 #![forbid(unsafe_code)]
 
-use kedge_holder::{Answer, Order, PART, Plea, SLOTS};
+use kedge_holder::{Answer, Order, PART, Plea, SLOTS, check_bytes};
 use kedge_wire::{Text, Wire, decode, encode};
 
 fn encoded(message: &impl Wire) -> Vec<u8> {
@@ -34,6 +34,23 @@ fn samples() -> Vec<Vec<u8>> {
     ]
 }
 
+/// What the fuzz target begins with.
+#[test]
+fn the_corpus_is_what_the_messages_encode_to() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/holder");
+    let bless = std::env::var_os("KEDGE_BLESS").is_some();
+    for (number, bytes) in samples().into_iter().enumerate() {
+        check_bytes(&bytes);
+        let path = std::path::Path::new(corpus).join(format!("message-{}", number + 1));
+        if bless {
+            std::fs::create_dir_all(corpus).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).unwrap_or_default();
+        assert_eq!(kept, bytes, "{number}: the encoding changed; KEDGE_BLESS=1 accepts it");
+    }
+}
+
 #[test]
 fn changed_messages_are_refused_or_have_one_encoding() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -57,6 +74,7 @@ fn changed_messages_are_refused_or_have_one_encoding() {
                     _ => bytes.insert(at.min(bytes.len()), random(256) as u8),
                 }
             }
+            check_bytes(&bytes);
             if let Some(order) = one::<Order>(&bytes) {
                 // Whatever is asked fits or does not.
                 let _ = order.fits(300);

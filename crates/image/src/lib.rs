@@ -17,6 +17,7 @@
 mod bytes;
 mod cached;
 mod chain;
+pub mod check;
 mod codec;
 mod direct;
 mod elsewhere;

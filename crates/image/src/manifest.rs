@@ -249,7 +249,8 @@ impl Manifest {
         Manifest::parse(&text, &path)
     }
 
-    fn parse(text: &[u8], path: &Path) -> Result<Manifest, ImageError> {
+    /// Reads the text of a manifest; `path` is what errors call it.
+    pub(crate) fn parse(text: &[u8], path: &Path) -> Result<Manifest, ImageError> {
         let damaged = |what| ImageError::Damaged { path: path.to_owned(), offset: 0, what };
         let line = text.len().checked_sub(22).ok_or_else(|| damaged("cut short"))?;
         let (body, line) = text.split_at(line);

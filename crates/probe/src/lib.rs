@@ -21,6 +21,7 @@ mod managed;
 mod model;
 mod room;
 mod runtime;
+mod series;
 mod soft;
 mod timing;
 
@@ -34,7 +35,7 @@ pub use managed::obey_managed;
 pub use model::{READS, WRITES, hold_objects, time_session, time_uses};
 pub use room::{Room, rooms};
 pub use runtime::{RuntimeReport, start_runtime};
-pub use timing::{Series, Sink};
+pub use series::{Better, Reference, Series, Sink};
 
 use thiserror::Error;
 

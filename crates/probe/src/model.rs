@@ -4,7 +4,8 @@
 use crate::ProbeError;
 use crate::device::{Buffer, Device};
 use crate::kernels;
-use crate::timing::{Sink, nothing, series};
+use crate::series::{Series, Sink};
+use crate::timing::nothing;
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ pub fn time_session(sink: &mut Sink<'_>) -> Result<(), ProbeError> {
     let begin = Instant::now();
     let device = Device::open()?;
     device.synchronize()?;
-    sink(series("session", "s", vec![begin.elapsed().as_secs_f64()]));
+    sink(Series::lower("session", "s", vec![begin.elapsed().as_secs_f64()]));
     Ok(())
 }
 
@@ -37,13 +38,13 @@ pub fn time_uses(sink: &mut Sink<'_>) -> Result<(), ProbeError> {
     let all = |posts: &dyn Fn() -> Result<(), ProbeError>| {
         (0..POSTS).try_for_each(|_| posts()).and_then(|()| wait())
     };
-    sink(series("post", "s", rounds(POSTS, || all(&launch), wait)?));
+    sink(Series::lower("post", "s", rounds(POSTS, || all(&launch), wait)?));
     let event = device.event()?;
-    sink(series("event", "s", rounds(POSTS, || all(&|| device.record(event)), wait)?));
+    sink(Series::lower("event", "s", rounds(POSTS, || all(&|| device.record(event)), wait)?));
     let made = || all(&|| device.event().map(drop));
-    sink(series("record", "s", rounds(POSTS, made, wait)?));
+    sink(Series::lower("record", "s", rounds(POSTS, made, wait)?));
     let call = || (0..CALLS).try_for_each(|_| launch().and_then(|()| wait()));
-    sink(series("call", "s", rounds(CALLS, call, nothing)?));
+    sink(Series::lower("call", "s", rounds(CALLS, call, nothing)?));
     WRITES.into_iter().try_for_each(|size| writes(&device, size, sink))?;
     READS.into_iter().try_for_each(|size| reads(&device, size, sink))
 }
@@ -60,7 +61,7 @@ fn writes(device: &Device, size: usize, sink: &mut Sink<'_>) -> Result<(), Probe
     let buffer = device.alloc(size)?;
     let write = || (0..count).try_for_each(|_| buffer.write(&own));
     let seconds = rounds(count, || write().and_then(|()| device.synchronize()), nothing)?;
-    sink(series(format!("write {size}"), "s", seconds));
+    sink(Series::lower(format!("write {size}"), "s", seconds));
     let mut turn = 0;
     let write = || {
         (0..count).try_for_each(|_| {
@@ -71,7 +72,7 @@ fn writes(device: &Device, size: usize, sink: &mut Sink<'_>) -> Result<(), Probe
         })?;
         device.synchronize()
     };
-    sink(series(format!("pinned write {size}"), "s", rounds(count, write, nothing)?));
+    sink(Series::lower(format!("pinned write {size}"), "s", rounds(count, write, nothing)?));
     Ok(())
 }
 
@@ -82,7 +83,7 @@ fn reads(device: &Device, size: usize, sink: &mut Sink<'_>) -> Result<(), ProbeE
     let (buffer, other) = (device.alloc(size)?, device.alloc(size)?);
     buffer.write(&own)?;
     let read = || (0..count).try_for_each(|_| buffer.read(&mut own));
-    sink(series(format!("read {size}"), "s", rounds(count, read, nothing)?));
+    sink(Series::lower(format!("read {size}"), "s", rounds(count, read, nothing)?));
     other.fill(7)?;
     let read = || {
         (0..count).try_for_each(|at| {
@@ -90,7 +91,7 @@ fn reads(device: &Device, size: usize, sink: &mut Sink<'_>) -> Result<(), ProbeE
             from.read(pinned.as_mut_slice())
         })
     };
-    sink(series(format!("pinned read {size}"), "s", rounds(count, read, nothing)?));
+    sink(Series::lower(format!("pinned read {size}"), "s", rounds(count, read, nothing)?));
     Ok(())
 }
 

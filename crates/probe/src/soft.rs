@@ -3,7 +3,8 @@
 use crate::ProbeError;
 use crate::device::{Buffer, Device, Kernel};
 use crate::kernels::{self, Source, TILE};
-use crate::timing::{Sink, nothing, rate, repetitions, sample};
+use crate::series::{Series, Sink};
+use crate::timing::{nothing, rate, repetitions, sample};
 use std::time::{Duration, Instant};
 
 const UNIT: &str = "1e9 thread-instructions/s per core";
@@ -66,10 +67,9 @@ impl Soft<'_> {
         sample(times, || run(times), nothing)
     }
 
-    /// `instructions` of one launch that takes `seconds`, as the series `name`.
-    fn report(&self, name: &str, instructions: u64, seconds: Vec<f64>, sink: &mut Sink<'_>) {
-        let per_core = instructions as f64 / f64::from(self.cores) / 1e9;
-        sink(rate(name, UNIT, per_core, seconds));
+    /// Returns the series `name` of launches that take `seconds`, each of so many `instructions`.
+    fn per_core(&self, name: &str, instructions: u64, seconds: Vec<f64>) -> Series {
+        rate(name, UNIT, instructions as f64 / f64::from(self.cores) / 1e9, seconds)
     }
 
     fn float_alu(&self, sink: &mut Sink<'_>) -> Result<(), ProbeError> {
@@ -86,7 +86,7 @@ impl Soft<'_> {
             return Err(ProbeError::Wrong { what: "fp32 ALU loop", detail: wrong.to_string() });
         }
         let executed = u64::from(blocks * BLOCK) * u64::from(TURNS) * source.per_turn;
-        self.report("fp32 ALU loop", executed, seconds, sink);
+        sink(self.per_core("fp32 ALU loop", executed, seconds).target(1.0));
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Soft<'_> {
         let seconds = self.time(launch)?;
         check_integers(&out, TURNS)?;
         let executed = u64::from(blocks * BLOCK) * u64::from(TURNS) * source.per_turn;
-        self.report("integer ALU loop", executed, seconds, sink);
+        sink(self.per_core("integer ALU loop", executed, seconds));
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Soft<'_> {
             return Err(ProbeError::Wrong { what: "tiled matrix product", detail });
         }
         let executed = u64::from(N * N) * u64::from(N / TILE) * source.per_turn;
-        self.report("tiled matrix product", executed, seconds, sink);
+        sink(self.per_core("tiled matrix product", executed, seconds).target(1.0));
         Ok(())
     }
 
@@ -147,7 +147,7 @@ impl Soft<'_> {
         }
         let moved = 2.0 * BYTES as f64 / 1e9;
         sink(rate("copy kernel, bytes read and written", "GB/s", moved, seconds.clone()));
-        self.report("copy kernel", u64::from(WORDS) * source.per_turn, seconds, sink);
+        sink(self.per_core("copy kernel", u64::from(WORDS) * source.per_turn, seconds));
         Ok(())
     }
 }

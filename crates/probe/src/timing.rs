@@ -1,19 +1,8 @@
 //! Timing loops.
 
 use crate::ProbeError;
-use serde::{Deserialize, Serialize};
+use crate::series::Series;
 use std::time::{Duration, Instant};
-
-/// Everything measured of one thing.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Series {
-    pub name: String,
-    pub unit: String,
-    pub samples: Vec<f64>,
-}
-
-/// Where results go.
-pub type Sink<'a> = dyn FnMut(Series) + 'a;
 
 /// How long one series may take, roughly.
 const BUDGET: Duration = Duration::from_millis(400);
@@ -50,18 +39,14 @@ pub(crate) fn nothing() -> Result<(), ProbeError> {
     Ok(())
 }
 
-pub(crate) fn series(name: impl Into<String>, unit: &str, samples: Vec<f64>) -> Series {
-    Series { name: name.into(), unit: unit.to_owned(), samples }
-}
-
 /// Seconds as microseconds.
 pub(crate) fn microseconds(name: impl Into<String>, seconds: Vec<f64>) -> Series {
-    series(name, "µs", seconds.into_iter().map(|s| s * 1e6).collect())
+    Series::lower(name, "µs", seconds.into_iter().map(|s| s * 1e6).collect())
 }
 
 /// Seconds for `amount` as a rate.
 pub(crate) fn rate(name: impl Into<String>, unit: &str, amount: f64, seconds: Vec<f64>) -> Series {
-    series(name, unit, seconds.into_iter().map(|s| amount / s).collect())
+    Series::higher(name, unit, seconds.into_iter().map(|s| amount / s).collect())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! with an [`Opening`], which the server reads, and which tells it whom to hand the connection to.
 #![forbid(unsafe_code)]
 
+mod check;
 mod connect;
 mod drain;
 mod files;
@@ -20,6 +21,7 @@ mod link;
 mod measure;
 mod messages;
 
+pub use check::check_bytes;
 pub use connect::{
     ConnectError, Connected, Dialer, MAX_MANAGEMENT, Management, Wanted, connect, draw_session_key,
     end_session, is_here, tune,

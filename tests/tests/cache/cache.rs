@@ -1,7 +1,6 @@
 //! What `kedge cache` promises: which bytes are where, when, and what survives.
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, stderr, wait_for};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};

@@ -1,8 +1,7 @@
 //! A cache's tier of device memory, on a software device: what moves there, and what survives.
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
 use kedge_tests::host;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, stderr, wait_for};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;

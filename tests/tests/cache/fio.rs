@@ -71,7 +71,7 @@ fn at_a_moment(file: &Path, job: Job, by_itself: bool) -> Child {
     let mut command = writes(file, job, by_itself);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().expect("fio");
-    kedge_tests::back::wait_for("it writes nothing", || {
+    kedge_tests::world::wait_for("it writes nothing", || {
         fs::metadata(file).is_ok_and(|meta| meta.len() > 0)
     });
     sleep(Duration::from_millis(number(MOMENTS).into()));

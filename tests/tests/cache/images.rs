@@ -1,8 +1,7 @@
 //! Images of kedge's on a folder that a write-back cache absorbs, and programs that run on one.
 use kedge_left_out::left_out;
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
-use kedge_tests::world::{World, is_root, stderr};
+use kedge_tests::world::{World, is_root, stderr, wait_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};

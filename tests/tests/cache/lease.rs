@@ -1,10 +1,9 @@
 //! Programs that write into the cache's memory by themselves: libkedge_cache_preload.so and
 //! libkedge_cache.so.
 use kedge_left_out::left_out;
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
 use kedge_tests::host;
-use kedge_tests::world::stderr;
+use kedge_tests::world::{stderr, wait_for};
 use kedge_tests::{kedge, root};
 use std::fs;
 use std::io::{BufRead, BufReader};

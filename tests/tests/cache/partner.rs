@@ -1,8 +1,7 @@
 //! `kedge cache` with a partner: what fsync acknowledged is there when the node is not.
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
 use kedge_tests::network::{ADDRESS, Network, until};
-use kedge_tests::world::{World, stderr};
+use kedge_tests::world::{World, stderr, wait_for};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 //! Images of kedge's on a folder that is cached, with a partner: the loss of the node takes none.
 
 use crate::partner::{Partner, lose_node, recover, start};
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
 use kedge_tests::job::{Job, User, build, kedge_as};
+use kedge_tests::world::wait_for;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;

@@ -1,9 +1,8 @@
 //! `kedge cache top`, of real caches: printed, as JSON, and in a terminal with its keys.
 
 use kedge_left_out::left_out;
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
-use kedge_tests::world::World;
+use kedge_tests::world::{World, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,8 @@
 //! What `kedge cache` lets several users do: their rights, their limits, and not to hold up each
 //! other.
 use kedge_left_out::left_out;
-use kedge_tests::back::wait_for;
 use kedge_tests::cached::Cached;
-use kedge_tests::world::stderr;
+use kedge_tests::world::{stderr, wait_for};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;

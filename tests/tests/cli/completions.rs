@@ -1,8 +1,7 @@
 //! Completions in real shells: words come from the script, names of jobs and images from `kedge`.
 use kedge_left_out::left_out;
-use kedge_tests::back::wait_for;
 use kedge_tests::kedge;
-use kedge_tests::world::World;
+use kedge_tests::world::{World, wait_for};
 use std::path::Path;
 use std::process::{Command, Stdio};
 

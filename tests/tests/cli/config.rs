@@ -1,6 +1,6 @@
 //! Options from configuration files: which file counts, and what is refused.
-use kedge_tests::back::{Job, Place};
-use kedge_tests::job::{User, kedge_as};
+use kedge_tests::gpu_steps::GpuSteps;
+use kedge_tests::job::{Job, User, kedge_as};
 use kedge_tests::world::{World, has_fields, is_root, stderr};
 use serde_json::{Value, json};
 use std::fs;
@@ -128,13 +128,13 @@ fn a_file_that_the_caller_may_not_look_at_is_passed_over() {
 /// kedge starts itself to go back. What a file says by then is for the next command of a person.
 #[test]
 fn a_job_goes_back_whatever_a_file_says_by_then() {
-    let place = Place::mine("cfback");
+    let place = GpuSteps::mine("cfback");
     let folder = place.world.0.join("config");
-    let mut command = place.run(&["--recover"]);
+    let mut command = place.to_run(&["--recover"]);
     command.env_remove("KEDGE_CONFIG").env("XDG_CONFIG_HOME", &folder);
-    let mut job = Job::start(command);
+    let mut job = Job::start_recovering(command);
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     fs::create_dir_all(folder.join("kedge")).expect("a folder");
     fs::write(folder.join("kedge/config.toml"), "[restart]\nno-such-option = 1\n").expect("a file");
     place.goes_back(&mut job, |job| {

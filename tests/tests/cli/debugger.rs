@@ -1,8 +1,8 @@
 //! Debugging by gdb, as docs/debugging.md says: a program that runs, and one that was brought back.
 use kedge_left_out::left_out;
-use kedge_tests::back::{Job, Place, wait_for};
-use kedge_tests::job::User;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::gpu_steps::GpuSteps;
+use kedge_tests::job::{Job, User};
+use kedge_tests::world::{failure, stderr, wait_for};
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
@@ -35,7 +35,7 @@ fn a_program_runs_under_gdb_with_its_devices() {
     if !has_gdb() {
         return;
     }
-    let place = Place::mine("gdbrun");
+    let place = GpuSteps::mine("gdbrun");
     let program = place.program.display().to_string();
     let gdb = ["gdb", "--batch", "--quiet", "-nx", "-ex", "set breakpoint pending on"];
     let orders = ["-ex", "break cuLaunchKernel", "-ex", "run", "-ex", "bt", "-ex", "kill"];
@@ -54,7 +54,7 @@ fn a_program_under_gdb_is_not_saved() {
     if !has_gdb() {
         return;
     }
-    let place = Place::mine("gdbsave");
+    let place = GpuSteps::mine("gdbsave");
     let mut job = place.start(&[]);
     job.read_to(10);
     let pid = place.clients(&job)[0].to_string();
@@ -67,7 +67,7 @@ fn a_program_under_gdb_is_not_saved() {
     let _ = open.wait_with_output();
     // It went on meanwhile, and is saved afterwards.
     job.read_to(job.step + 3);
-    place.checkpoint();
+    place.checkpoint(&[]);
     assert!(place.output(&["kill", "j"]).status.success());
     let _ = job.drain();
 }
@@ -79,7 +79,7 @@ fn gdb_attaches_to_a_job_that_was_brought_back() {
     }
     // An ordinary user's job is in a user namespace of its own.
     for (name, user) in [("gdbback", User::Same), ("gdbbacku", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         let mut job = place.start(&[]);
         job.read_to(10);
         let output = place.output(&["checkpoint", "j", "--stop"]);
@@ -87,7 +87,7 @@ fn gdb_attaches_to_a_job_that_was_brought_back() {
         let image = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let nonce = job.nonce.clone();
         let _ = job.drain();
-        let mut job = Job::spawn(place.restart(image.as_ref(), &[]), &nonce);
+        let mut job = Job::spawn_recovering(place.to_restart(image.as_ref(), &[]), &nonce);
         job.read_to(20);
         let pid = place.clients(&job)[0].to_string();
         let program = place.program.display().to_string();

@@ -1,6 +1,6 @@
 //! What `kedge run` and `kedge restart` say on standard error when a program has ended, and when
 //! they say nothing.
-use kedge_tests::back::Place;
+use kedge_tests::gpu_steps::GpuSteps;
 use kedge_tests::host;
 use kedge_tests::world::{World, stderr};
 use std::fs;
@@ -90,7 +90,7 @@ fn a_restarted_job_tells_too() {
 
 #[test]
 fn a_lost_proxy_is_told() {
-    let place = Place::mine("pslost");
+    let place = GpuSteps::mine("pslost");
     let mut job = place.start(&[]);
     job.read_to(3);
     job.kill_the_proxy();

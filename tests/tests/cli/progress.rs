@@ -1,7 +1,6 @@
 //! What commands that take long tell people, and what they leave to scripts.
-use kedge_tests::back::wait_for;
 use kedge_tests::job::{self, family, send};
-use kedge_tests::world::{World, failure};
+use kedge_tests::world::{World, failure, wait_for};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::Value;

@@ -77,7 +77,7 @@ fn root_brings_those_of_a_user_back() {
     let image = place.checkpoint(&[]);
     allow(&home, 2);
     job.read_to(2);
-    job.end();
+    job.stop();
     assert!(left(pid).is_empty());
     let mut restart =
         kedge_as(&place.world, User::Same, &["restart", &image.display().to_string()]);

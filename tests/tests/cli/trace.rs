@@ -1,8 +1,7 @@
 //! `kedge trace`: what a program and its devices did, and when, is in one file.
-use kedge_tests::back::wait_for;
 use kedge_tests::host;
 use kedge_tests::server::Served;
-use kedge_tests::world::{World, stderr};
+use kedge_tests::world::{World, stderr, wait_for};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;

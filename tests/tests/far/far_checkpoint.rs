@@ -1,6 +1,6 @@
 //! Jobs whose devices are served by another process tree, as on another machine: checkpointed,
 //! killed, and restarted there, on this machine's devices and on another server's.
-use kedge_tests::back;
+use kedge_tests::gpu_steps::{self, GpuSteps};
 use kedge_tests::job::{Job, User, children, send};
 use kedge_tests::place::Place;
 use kedge_tests::server::Served;
@@ -153,20 +153,20 @@ fn a_restart_that_cannot_be_says_why() {
     assert_eq!(job.finish(STEPS).code(), Some(7));
 }
 
-fn started(place: &back::Place, gpu: &str, options: &[&str]) -> back::Job {
-    let (program, steps) = (place.program.display().to_string(), back::STEPS.to_string());
+fn started(place: &GpuSteps, gpu: &str, options: &[&str]) -> Job {
+    let (program, steps) = (place.program.display().to_string(), gpu_steps::STEPS.to_string());
     let run = [&["run", "--gpu", gpu, "--job", "j"], options, &["--", &program, &steps, "10"]];
-    back::Job::start(place.kedge(&run.concat()))
+    Job::start_recovering(place.kedge(&run.concat()))
 }
 
 /// The far end is killed: the job goes back to its image, by a new session.
 #[test]
 fn a_job_goes_back_when_its_far_end_dies() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = back::Place::mine("fckback");
+    let place = GpuSteps::mine("fckback");
     let mut job = started(&place, &server.address, &["--recover"]);
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     for _ in 0..2 {
         place.goes_back(&mut job, |_| send("KILL", &children(server.pid())));
     }
@@ -178,12 +178,12 @@ fn a_job_goes_back_when_its_far_end_dies() {
 #[test]
 fn a_job_goes_back_when_its_near_end_dies() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = back::Place::mine("fcknear");
+    let place = GpuSteps::mine("fcknear");
     let mut job = started(&place, &server.address, &["--recover"]);
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     for _ in 0..2 {
-        place.goes_back(&mut job, back::Job::kill_the_proxy);
+        place.goes_back(&mut job, Job::kill_the_proxy);
         assert_eq!(children(server.pid()).len(), 1, "{}", server.said());
     }
     assert_eq!(server.said().matches("its near end is gone").count(), 2, "{}", server.said());
@@ -203,7 +203,7 @@ fn resident(server: &Served) -> u64 {
 #[test]
 fn memory_leaves_the_far_device_and_comes_back() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = back::Place::mine("fckswap");
+    let place = GpuSteps::mine("fckswap");
     let mut job = started(&place, &server.address, &[]);
     job.read_to(10);
     send("STOP", &place.clients(&job));
@@ -221,9 +221,9 @@ fn memory_leaves_the_far_device_and_comes_back() {
     job.read_to(job.step + 3);
     // So does a checkpoint bring it back.
     swap("out");
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
-    job.read_to(back::STEPS);
+    job.read_to(gpu_steps::STEPS);
     assert_eq!(job.end().code(), Some(7));
     place.goes_on(&image, &nonce);
 }

@@ -1,11 +1,11 @@
 //! A running job's devices move to those of a server, as on another machine, between servers and
 //! back, and nobody notices: also where a proxy of the server's ends in any phase, or the line is
 //! cut.
-use kedge_tests::back::{Job, Place, STEPS, wait_for};
-use kedge_tests::job::{User, children, send};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
+use kedge_tests::job::{Job, User, children, send};
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, stderr, wait_for};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use std::process::{Child, Command};
 /// More steps than any test reads.
 const MANY_STEPS: &str = "100000";
 
-fn steps(place: &Place, gpu: &str, options: &[&str]) -> Command {
+fn steps(place: &GpuSteps, gpu: &str, options: &[&str]) -> Command {
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", gpu, "--job", "j"];
     place.kedge(&[&run[..], options, &["--", &program, MANY_STEPS, "5"]].concat())
 }
 
 /// Moves it, and has it go on.
-fn moved(place: &Place, job: &mut Job, to: &str) {
+fn moved(place: &GpuSteps, job: &mut Job, to: &str) {
     let output = place.output(&["migrate", "j", "--to", to]);
     assert!(output.status.success(), "{}; {}", stderr(&output), place.log());
     job.read_to(job.step + 20);
 }
 
 /// Where `kedge ps` says that it is.
-fn is_on(place: &Place) -> String {
+fn is_on(place: &GpuSteps) -> String {
     let rows = place.output(&["ps", "--json"]).stdout;
     let rows: serde_json::Value = serde_json::from_slice(&rows).expect("rows");
     rows[0]["gpu"].as_str().expect("devices").to_owned()
@@ -41,8 +41,8 @@ fn sessions(server: &Served, count: usize) {
 
 fn tour(name: &str, program: &str) {
     let (first, second) = (Served::start(&["--gpu", "soft"]), Served::start(&["--gpu", "soft"]));
-    let place = Place::of(program, name, User::Same).expect("a program");
-    let mut job = Job::start(steps(&place, "soft", &[]));
+    let place = GpuSteps::of(program, name, User::Same).expect("a program");
+    let mut job = Job::start_recovering(steps(&place, "soft", &[]));
     job.read_to(10);
     for (to, on) in [(&first.address[..], [1, 0]), (&second.address, [0, 1]), ("soft", [0, 0])] {
         for _ in 0..2 {
@@ -71,16 +71,16 @@ fn what_both_see_goes_along() {
 #[test]
 fn a_job_that_has_moved_comes_back_where_it_was() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::mine("fmback");
+    let place = GpuSteps::mine("fmback");
     let mut job = place.start(&[]);
     job.read_to(10);
     moved(&place, &mut job, &server.address);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
     assert!(place.output(&["kill", "j", "--grace", "0"]).status.success());
     job.drain();
     sessions(&server, 0);
-    let mut again = Job::spawn(place.restart(&image, &[]), &nonce);
+    let mut again = Job::spawn_recovering(place.to_restart(&image, &[]), &nonce);
     again.read_to(again.step + 20);
     sessions(&server, 1);
     moved(&place, &mut again, "soft");
@@ -95,16 +95,16 @@ fn a_job_that_has_moved_comes_back_where_it_was() {
 #[test]
 fn a_job_goes_back_to_where_it_has_moved() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::mine("fmgoes");
-    let mut job = Job::start(steps(&place, "soft", &["--recover"]));
+    let place = GpuSteps::mine("fmgoes");
+    let mut job = Job::start_recovering(steps(&place, "soft", &["--recover"]));
     job.read_to(10);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
     job.kill();
-    let mut again = Job::spawn(place.restart(&image, &["--gpu", "soft"]), &nonce);
+    let mut again = Job::spawn_recovering(place.to_restart(&image, &["--gpu", "soft"]), &nonce);
     again.read_to(again.step + 20);
     moved(&place, &mut again, &server.address);
-    place.checkpoint();
+    place.checkpoint(&[]);
     again.read_to(again.step + 5);
     let times = again.back.len();
     send("KILL", &children(server.pid()));
@@ -122,10 +122,10 @@ fn a_job_goes_back_to_where_it_has_moved() {
 #[test]
 fn a_job_goes_back_where_it_is_with_an_image_from_before() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::mine("fmbefore");
-    let mut job = Job::start(steps(&place, &server.address, &["--recover"]));
+    let place = GpuSteps::mine("fmbefore");
+    let mut job = Job::start_recovering(steps(&place, &server.address, &["--recover"]));
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     job.read_to(job.step + 5);
     moved(&place, &mut job, "soft");
     drop(server);
@@ -140,14 +140,14 @@ fn a_job_goes_back_where_it_is_with_an_image_from_before() {
 }
 
 /// A job whose moves stop at `phase`, until its file is gone.
-fn held_at(place: &Place, gpu: &str, phase: &str, options: &[&str]) -> (Job, PathBuf) {
+fn held_at(place: &GpuSteps, gpu: &str, phase: &str, options: &[&str]) -> (Job, PathBuf) {
     let file = place.world.home().join(format!("held-{phase}"));
     let mut command = steps(place, gpu, options);
     command.env("KEDGE_HOLD_MOVE", format!("{phase}:{}", file.display()));
-    (Job::start(command), file)
+    (Job::start_recovering(command), file)
 }
 
-fn begin(place: &Place, to: &str, file: &Path) -> Child {
+fn begin(place: &GpuSteps, to: &str, file: &Path) -> Child {
     let child = place.kedge(&["migrate", "j", "--to", to]).spawn().expect("kedge");
     wait_for("the phase does not come", || file.exists());
     child
@@ -158,7 +158,7 @@ fn a_far_target_that_is_lost_changes_nothing() {
     // Before `shown` there is no session.
     for phase in ["round", "paused", "crossed"] {
         let server = Served::start(&["--gpu", "soft"]);
-        let place = Place::mine("fmtgt");
+        let place = GpuSteps::mine("fmtgt");
         let (mut job, file) = held_at(&place, "soft", phase, &[]);
         job.read_to(10);
         let proxies = job.proxies();
@@ -183,10 +183,10 @@ fn a_far_target_that_is_lost_changes_nothing() {
 fn a_far_source_that_is_lost_brings_the_job_back_to_its_image() {
     for phase in ["round", "paused"] {
         let server = Served::start(&["--gpu", "soft"]);
-        let place = Place::mine("fmsrc");
+        let place = GpuSteps::mine("fmsrc");
         let (mut job, file) = held_at(&place, &server.address, phase, &["--recover"]);
         job.read_to(10);
-        place.checkpoint();
+        place.checkpoint(&[]);
         job.read_to(job.step + 5);
         let moving = begin(&place, "soft", &file);
         send("KILL", &children(server.pid()));
@@ -207,7 +207,7 @@ fn a_far_source_that_is_lost_brings_the_job_back_to_its_image() {
 fn a_far_source_that_is_lost_once_all_has_crossed_changes_nothing() {
     for phase in ["crossed", "owned", "departed"] {
         let server = Served::start(&["--gpu", "soft"]);
-        let place = Place::mine("fmsrc2");
+        let place = GpuSteps::mine("fmsrc2");
         let (mut job, file) = held_at(&place, &server.address, phase, &[]);
         job.read_to(10);
         let moving = begin(&place, "soft", &file);
@@ -230,12 +230,13 @@ fn a_far_source_that_is_lost_once_all_has_crossed_changes_nothing() {
 #[test]
 fn processes_that_share_memory_move_in_one_step() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::of("gpu_exchange", "fmshare", User::Same).expect("a program");
+    let place = GpuSteps::of("gpu_exchange", "fmshare", User::Same).expect("a program");
     let exchange = place.world.home().join("exchange");
     let (program, file) = (place.program.display().to_string(), exchange.display().to_string());
     let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"];
-    let mut job =
-        Job::start(place.kedge(&[&run[..], &[&program, MANY_STEPS, "5", &file]].concat()));
+    let mut job = Job::start_recovering(
+        place.kedge(&[&run[..], &[&program, MANY_STEPS, "5", &file]].concat()),
+    );
     job.read_to(10);
     for to in [&server.address[..], "soft"] {
         let slowly = ["migrate", "j", "--to", to, "--rate", "1M", "--json"];
@@ -263,8 +264,8 @@ fn processes_that_share_memory_move_in_one_step() {
 fn a_line_that_is_cut_again_and_again_holds_up_no_move() {
     let server = Served::start(&["--gpu", "soft"]);
     let relay = Relay::start(&server.address, 20_000);
-    let place = Place::mine("fmcut");
-    let mut job = Job::start(steps(&place, "soft", &[]));
+    let place = GpuSteps::mine("fmcut");
+    let mut job = Job::start_recovering(steps(&place, "soft", &[]));
     job.read_to(10);
     for _ in 0..3 {
         for to in [&relay.address[..], "soft"] {
@@ -280,8 +281,8 @@ fn a_line_that_is_cut_again_and_again_holds_up_no_move() {
 
 #[test]
 fn a_server_that_is_not_there_is_named() {
-    let place = Place::mine("fmno");
-    let mut job = Job::start(steps(&place, "soft", &[]));
+    let place = GpuSteps::mine("fmno");
+    let mut job = Job::start_recovering(steps(&place, "soft", &[]));
     job.read_to(10);
     let said = failure(&place.output(&["migrate", "j", "--to", "127.0.0.1:1"]));
     assert!(said.contains("127.0.0.1:1") && said.contains("stays where it is"), "{said}");

@@ -1,10 +1,11 @@
 //! Jobs whose devices are of several places: checkpointed, killed, and restarted on the same
 //! places, on fewer and on others.
-use kedge_tests::back::{self, wait_for};
+use kedge_tests::gpu_steps::GpuSteps;
 use kedge_tests::job::{Job, User, children, kedge_as, send};
 use kedge_tests::place::Place;
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
+use kedge_tests::world::wait_for;
 use kedge_tests::{host, kedge};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -140,7 +141,7 @@ fn memory_leaves_all_places_and_comes_back() {
     send("CONT", &place.clients(&job));
     job.read_to(job.step + 3);
     swap("out");
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
     job.read_to(place.steps);
     assert_eq!(job.end().code(), Some(7));
@@ -249,24 +250,24 @@ fn lines_that_are_cut_lose_no_image() {
 }
 
 /// Of a program whose steps take several devices.
-fn rounds(name: &str) -> back::Place {
-    let place = back::Place::of("gpu_round", name, User::Same).expect("the test's own user");
+fn rounds(name: &str) -> GpuSteps {
+    let place = GpuSteps::of("gpu_round", name, User::Same).expect("the test's own user");
     // A step crosses all places, and takes several times as long as one of a device's own.
-    back::Place { steps: 200, ..place }
+    GpuSteps { steps: 200, ..place }
 }
 
-fn recovers(place: &back::Place, gpu: &str, mib: &str) -> back::Job {
-    back::Job::start(recovering(place, gpu, mib))
+fn recovers(place: &GpuSteps, gpu: &str, mib: &str) -> Job {
+    Job::start_recovering(recovering(place, gpu, mib))
 }
 
-fn recovering(place: &back::Place, gpu: &str, mib: &str) -> Command {
+fn recovering(place: &GpuSteps, gpu: &str, mib: &str) -> Command {
     let (program, steps) = (place.program.display().to_string(), place.steps.to_string());
     let run = ["run", "--gpu", gpu, "--job", "j", "--recover=99", "--", &program, &steps, "10"];
     place.kedge(&[&run[..], &[mib]].concat())
 }
 
 /// How many images of a place's are finished.
-fn finished(place: &back::Place) -> usize {
+fn finished(place: &GpuSteps) -> usize {
     let output = place.output(&["images", "--json"]);
     let images: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let images = images.as_array().expect("a list");
@@ -283,9 +284,9 @@ fn whoever_is_lost_while_an_image_is_made_loses_no_other() {
     std::fs::create_dir(&hold).expect("mine");
     let mut run = recovering(&place, &format!("{a}/0,{b}/0,soft"), "24");
     run.env("KEDGE_HOLD_CHECKPOINT", &hold);
-    let mut job = back::Job::start(run);
+    let mut job = Job::start_recovering(run);
     job.read_to(5);
-    place.checkpoint();
+    place.checkpoint(&[]);
     let mut images = 1;
     for phase in ["resting", "captured", "written"] {
         for who in 0..3 {
@@ -407,8 +408,8 @@ fn a_job_goes_back_when_a_place_is_lost() {
     let place = rounds("plcback");
     let mut job = recovers(&place, &gpu, "0");
     job.read_to(10);
-    place.checkpoint();
-    let near = |job: &mut back::Job| job.kill_the_proxy();
+    place.checkpoint(&[]);
+    let near = |job: &mut Job| job.kill_the_proxy();
     for server in &servers {
         place.goes_back(&mut job, |_| send("KILL", &children(server.pid())));
     }
@@ -427,10 +428,10 @@ fn a_proxy_that_was_ready_brings_places_back() {
     let place = rounds("plcwarm");
     let mut job = recovers(&place, &format!("{a}/0,{b}/0"), "0");
     job.read_to(10);
-    let (image, nonce) = (place.checkpoint(), job.nonce.clone());
+    let (image, nonce) = (place.checkpoint(&[]), job.nonce.clone());
     job.kill();
     let options = ["--gpu", "soft:2", "--warm", "--recover=9"];
-    let mut job = back::Job::spawn(place.restart(&image, &options), &nonce);
+    let mut job = Job::spawn_recovering(place.to_restart(&image, &options), &nonce);
     job.read_to(20);
     place.goes_back(&mut job, |_| send("KILL", &place.proxies()));
     assert!(place.log().contains("in a warm proxy"), "{}", place.log());

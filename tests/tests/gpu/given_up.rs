@@ -1,10 +1,10 @@
 //! Checkpoints and restarts that the user ends, or that the disk is too small for: nothing is left
 //! running, and the image is as it was.
 use kedge_left_out::left_out;
-use kedge_tests::back::{Place, STEPS, wait_for};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
 use kedge_tests::job::{User, family, send};
 use kedge_tests::random;
-use kedge_tests::world::is_root;
+use kedge_tests::world::{is_root, wait_for};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -23,10 +23,10 @@ fn signal(mut child: Child) -> Option<i32> {
 }
 
 /// A job's image, after a few steps, and its nonce. The job has ended.
-fn saved(place: &Place) -> (PathBuf, String) {
+fn saved(place: &GpuSteps) -> (PathBuf, String) {
     let mut job = place.start(&[]);
     job.read_to(10);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     job.kill();
     (image, job.nonce.clone())
 }
@@ -50,13 +50,13 @@ fn name(pid: u32) -> String {
 #[test]
 fn a_restart_that_is_interrupted_leaves_nothing_behind() {
     for (name, user) in [("giveup", User::Same), ("giveupu", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         let (image, nonce) = saved(&place);
         let (proxy, kept) = (place.world.0.join("bin/kedge-proxy"), place.world.0.join("kept"));
         fs::rename(&proxy, &kept).expect("renamed");
         fs::write(&proxy, "#!/bin/sh\nexec sleep 1000\n").expect("written");
         fs::set_permissions(&proxy, fs::Permissions::from_mode(0o755)).expect("mine");
-        let restart = place.restart(&image, &[]).spawn().expect("kedge");
+        let restart = place.to_restart(&image, &[]).spawn().expect("kedge");
         let waits = || family(restart.id()).into_iter().any(|pid| self::name(pid) == "sleep");
         wait_for("no proxy is started", waits);
         interrupt(&restart);
@@ -64,7 +64,7 @@ fn a_restart_that_is_interrupted_leaves_nothing_behind() {
         place.nothing_runs();
         fs::rename(&kept, &proxy).expect("renamed");
         for _ in 0..4 {
-            let restart = place.restart(&image, &[]).spawn().expect("kedge");
+            let restart = place.to_restart(&image, &[]).spawn().expect("kedge");
             thread::sleep(Duration::from_millis(u64::from(random::number(120))));
             interrupt(&restart);
             assert_eq!(signal(restart), INTERRUPTED);
@@ -78,7 +78,7 @@ fn a_restart_that_is_interrupted_leaves_nothing_behind() {
 /// Who asked for a checkpoint no longer waits for it; it becomes durable, and the job goes on.
 #[test]
 fn a_checkpoint_is_taken_although_nobody_waits_for_it_any_more() {
-    let place = Place::mine("giveckpt");
+    let place = GpuSteps::mine("giveckpt");
     let mut job = place.start(&[]);
     job.read_to(5);
     let proxies = job.proxies();
@@ -99,8 +99,8 @@ fn a_checkpoint_is_taken_although_nobody_waits_for_it_any_more() {
 }
 
 /// Runs `kedge restart` where the folder of running jobs is a disk with room for `pages` only.
-fn restart_on_a_full_disk(place: &Place, image: &Path, pages: u32) -> Output {
-    let kedge = place.restart(image, &[]);
+fn restart_on_a_full_disk(place: &GpuSteps, image: &Path, pages: u32) -> Output {
+    let kedge = place.to_restart(image, &[]);
     let script = format!(
         "mount -t tmpfs -o size=64k,mode=700 none $D || exit 77
          dd if=/dev/zero of=$D/fill bs=4k 2>/dev/null; truncate -s $((65536 - {pages} * 4096)) $D/fill
@@ -121,13 +121,13 @@ fn restart_on_a_full_disk(place: &Place, image: &Path, pages: u32) -> Output {
 
 #[test]
 fn a_restart_on_a_full_disk_is_refused_by_name_or_goes_on() {
-    let place = Place::mine("fullrst");
+    let place = GpuSteps::mine("fullrst");
     if !is_root() {
         return left_out("a full disk", "only root can mount a small one");
     }
     let mut job = place.start(&[]);
     job.read_to(STEPS - 20);
-    let (image, nonce) = (place.checkpoint(), job.nonce.clone());
+    let (image, nonce) = (place.checkpoint(&[]), job.nonce.clone());
     job.kill();
     let (mut refused, mut went) = (0, 0);
     for pages in [0, 1, 2, 4, 12] {
@@ -156,9 +156,9 @@ fn a_restart_on_a_full_disk_is_refused_by_name_or_goes_on() {
 /// On a terminal, where nothing but its closing line is left when the program goes on.
 #[test]
 fn a_restart_tells_a_terminal_what_it_is_about() {
-    let place = Place::mine("giveterm");
+    let place = GpuSteps::mine("giveterm");
     let (image, nonce) = saved(&place);
-    let kedge = place.restart(&image, &[]);
+    let kedge = place.to_restart(&image, &[]);
     let words = [kedge.get_program()].into_iter().chain(kedge.get_args());
     let words: Vec<String> =
         words.map(|word| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"))).collect();

@@ -1,9 +1,9 @@
 //! What a job's newest image has of its devices is held in memory: the job goes back from there
 //! when client and proxy are gone, and from the image's files when that is gone too.
-use kedge_tests::back::{Job, Place, STEPS, wait_for};
-use kedge_tests::job::{User, family, send};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
+use kedge_tests::job::{Job, User, family, send};
 use kedge_tests::random;
-use kedge_tests::world::stderr;
+use kedge_tests::world::{stderr, wait_for};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use std::time::Duration;
 const FROM_MEMORY: &str = "by what was held in memory";
 const FROM_FILES: &str = "by its image";
 
-fn kill_all(place: &Place, job: &Job) {
+fn kill_all(place: &GpuSteps, job: &Job) {
     place.kill_proxies_and_clients(job, &BTreeSet::new());
 }
 
@@ -27,7 +27,7 @@ fn spoil(image: &Path) {
 }
 
 /// The state that `kedge images` shows.
-fn state(place: &Place, image: &Path) -> String {
+fn state(place: &GpuSteps, image: &Path) -> String {
     let output = place.output(&["images"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let name = image.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -47,7 +47,7 @@ fn holders(pids: &[u32]) -> Vec<(u32, PathBuf)> {
     pids.iter().flat_map(open).collect()
 }
 
-fn only_the_supervisor_holds(place: &Place, job: &Job) -> Vec<(u32, PathBuf)> {
+fn only_the_supervisor_holds(place: &GpuSteps, job: &Job) -> Vec<(u32, PathBuf)> {
     let supervisor = job.supervisor();
     let found = holders(&family(supervisor));
     assert!(!found.is_empty(), "{}", place.log());
@@ -55,10 +55,10 @@ fn only_the_supervisor_holds(place: &Place, job: &Job) -> Vec<(u32, PathBuf)> {
     found
 }
 
-fn come_back_from_memory(place: &Place) {
+fn come_back_from_memory(place: &GpuSteps) {
     let mut job = place.start(&["--recover=5", "--hold"]);
     job.read_to(20);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     assert_eq!(state(place, &image), "held", "{}", place.log());
     // No file of the devices is read.
     spoil(&image);
@@ -73,7 +73,7 @@ fn come_back_from_memory(place: &Place) {
     assert_eq!(job.back[0], job.back[1]);
     // And what that one saves is held in its turn.
     job.read_to(job.step + 20);
-    let newer = place.checkpoint();
+    let newer = place.checkpoint(&[]);
     assert_eq!((&*state(place, &newer), &*state(place, &image)), ("held", "finished"));
     spoil(&newer);
     place.goes_back(&mut job, |job| kill_all(place, job));
@@ -88,17 +88,17 @@ fn come_back_from_memory(place: &Place) {
 #[test]
 fn a_job_comes_back_from_memory_when_client_and_proxy_are_killed() {
     for (name, user) in [("hdback", User::Same), ("hdbacku", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         come_back_from_memory(&place);
     }
 }
 
 #[test]
 fn when_its_time_is_over_the_files_are_what_it_comes_back_from() {
-    let place = Place::mine("hdttl");
+    let place = GpuSteps::mine("hdttl");
     let mut job = place.start(&["--recover", "--hold=1s"]);
     job.read_to(20);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     wait_for("it is held for ever", || place.log().contains("its time is over"));
     assert_eq!(state(&place, &image), "finished");
     assert_eq!(holders(&family(job.supervisor())), []);
@@ -108,7 +108,7 @@ fn when_its_time_is_over_the_files_are_what_it_comes_back_from() {
 
 #[test]
 fn what_is_held_is_let_go_of_when_asked_or_when_an_image_is_not_held() {
-    let place = Place::mine("hdask");
+    let place = GpuSteps::mine("hdask");
     let mut job = place.start(&["--recover"]);
     job.read_to(10);
     let checkpoint = |more: &[&str]| {
@@ -138,10 +138,10 @@ fn what_is_held_is_let_go_of_when_asked_or_when_an_image_is_not_held() {
 
 #[test]
 fn what_may_not_be_held_is_left_out_and_named() {
-    let place = Place::mine("hdfull");
+    let place = GpuSteps::mine("hdfull");
     let mut job = place.start(&["--recover", "--hold", "--cache-host", "4K", "--cache-gpu", "4K"]);
     job.read_to(20);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     assert!(place.log().contains("raise --cache-host"), "{}", place.log());
     assert_eq!(state(&place, &image), "finished");
     place.goes_back(&mut job, |job| kill_all(&place, job));
@@ -150,10 +150,10 @@ fn what_may_not_be_held_is_left_out_and_named() {
 
 #[test]
 fn damaged_memory_is_found_out_and_the_files_are_used() {
-    let place = Place::mine("hdbad");
+    let place = GpuSteps::mine("hdbad");
     let mut job = place.start(&["--recover", "--hold"]);
     job.read_to(20);
-    place.checkpoint();
+    place.checkpoint(&[]);
     for (_, path) in only_the_supervisor_holds(&place, &job) {
         let file = File::options().read(true).write(true).open(path).expect("it is ours");
         let end = file.metadata().expect("it").len();
@@ -169,10 +169,10 @@ fn damaged_memory_is_found_out_and_the_files_are_used() {
 
 #[test]
 fn a_killed_supervisor_holds_nothing() {
-    let place = Place::mine("hdsup");
+    let place = GpuSteps::mine("hdsup");
     let mut job = place.start(&["--recover", "--hold"]);
     job.read_to(20);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     only_the_supervisor_holds(&place, &job);
     let supervisor = job.supervisor();
     let all = family(supervisor);
@@ -189,10 +189,10 @@ fn a_killed_supervisor_holds_nothing() {
 /// memory, or to this one if it has become durable first.
 #[test]
 fn an_image_that_is_not_durable_yet_does_not_count() {
-    let place = Place::mine("hdearly");
+    let place = GpuSteps::mine("hdearly");
     let mut job = place.start(&["--recover=20", "--hold"]);
     job.read_to(20);
-    let first = place.checkpoint();
+    let first = place.checkpoint(&[]);
     for time in 1..=4 {
         job.read_to(job.step + 10);
         let output = place.output(&["checkpoint", "j", "--wait", "captured"]);
@@ -215,13 +215,13 @@ fn an_image_that_is_not_durable_yet_does_not_count() {
 /// none of the files is read.
 #[test]
 fn an_image_that_builds_on_another_comes_back_from_memory() {
-    let place = Place::of("gpu_blocks", "hdchain", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_blocks", "hdchain", User::Same).expect("the test's own user");
     let mut job = place.start(&["--recover=5", "--hold", "--incremental"]);
     job.read_to(10);
     for time in 1..=3 {
-        let before = place.checkpoint();
+        let before = place.checkpoint(&[]);
         job.read_to(job.step + 5);
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         assert_eq!((&*state(&place, &image), &*state(&place, &before)), ("held", "finished"));
         let shown = place.output(&["inspect", &image.display().to_string()]);
         let name = before.file_name().unwrap_or_default().to_string_lossy();
@@ -238,10 +238,10 @@ fn an_image_that_builds_on_another_comes_back_from_memory() {
 /// With arrays, textures, a variable, managed and physical memory.
 #[test]
 fn all_kinds_of_memory_come_back_from_memory() {
-    let place = Place::of("gpu_shapes", "hdshape", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_shapes", "hdshape", User::Same).expect("the test's own user");
     let mut job = place.start(&["--recover=5", "--hold"]);
     job.read_to(20);
-    spoil(&place.checkpoint());
+    spoil(&place.checkpoint(&[]));
     for time in 1..=2 {
         place.goes_back(&mut job, |job| kill_all(&place, job));
         assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
@@ -252,10 +252,10 @@ fn all_kinds_of_memory_come_back_from_memory() {
 
 #[test]
 fn a_proxy_killed_while_it_hands_over_leaves_what_was_held_or_its_files() {
-    let place = Place::mine("hdphase");
+    let place = GpuSteps::mine("hdphase");
     let mut job = place.start(&["--recover=20", "--hold"]);
     job.read_to(5);
-    place.checkpoint();
+    place.checkpoint(&[]);
     for _ in 0..6 {
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random::number(90))));

@@ -4,6 +4,7 @@ use kedge_tests::job::User;
 use kedge_tests::place::Place;
 use kedge_tests::world::stderr;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 const STEPS: u64 = 100;
@@ -21,6 +22,15 @@ fn devices(place: &Place, image: &Path) -> (u64, u64, u64) {
     assert_eq!(of_kinds, number("parent"), "{shown}");
     assert!(shown["devices"][0]["made"]["modules"].as_u64() >= Some(1), "{shown}");
     (number("bytes"), number("memory"), number("parent"))
+}
+
+/// How many of each kind a restart makes anew: what the proxy's record holds.
+fn made(place: &Place, image: &Path) -> BTreeMap<String, u64> {
+    let shown = place.json(&["inspect", "--json", image.to_str().expect("UTF-8")]);
+    let made = shown["devices"][0]["made"].as_object().expect("what is made anew");
+    let count =
+        |(what, count): (&String, &Value)| (what.clone(), count.as_u64().expect("a number"));
+    made.iter().map(count).collect()
 }
 
 /// A chain of images: each holds what has changed, and any of them brings the job back.
@@ -91,26 +101,34 @@ fn many_checkpoints_of_one_run_let_nothing_grow() {
         &["--incremental", "--keep", "2"],
         &["1000000", "1", "4", "1"],
     );
-    let supervisor = job.kedge();
+    let supervisor = job.supervisor();
     let all = || {
         let family = kedge_tests::job::family(supervisor);
         let sum = |(m, f): (u64, usize), pid: u32| (m + holds(pid).0, f + holds(pid).1);
         family.into_iter().fold(holds(supervisor), sum)
     };
     let mut at = Vec::new();
-    let mut sizes = Vec::new();
+    let (mut sizes, mut records) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         job.read_to(job.step + 2);
         let image = place.checkpoint(&[]);
         // A full one at the same place of the chain.
         if round % 10 == 0 {
             sizes.push(devices(&place, &image).0);
+            records.push(made(&place, &image));
             at.push(all());
         }
     }
-    println!("memory and descriptors: {at:?}; images: {sizes:?}");
+    println!("memory and descriptors: {at:?}; images: {sizes:?}; records: {records:?}");
     // The first rounds warm up.
-    let (early, late) = (at[1.min(at.len() - 1)], at[at.len() - 1]);
+    let (second, last) = (1.min(at.len() - 1), at.len() - 1);
+    let (early, late) = (at[second], at[last]);
+    // Each step loads a module and unloads it: an image may find one of them loaded. A record that
+    // kept those that have ended would have twenty more after ten checkpoints, which are a few KiB.
+    for (what, count) in &records[last] {
+        let before = records[second].get(what).copied().unwrap_or(0);
+        assert!(*count <= before + 1, "the record grows by {what}: {records:?}");
+    }
     assert!(late.0 < early.0 + 16 * MIB, "memory grows: {at:?}");
     assert!(late.1 <= early.1 + 4, "descriptors grow: {at:?}");
     let (first, last) = (sizes[0], sizes[sizes.len() - 1]);

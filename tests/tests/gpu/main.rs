@@ -11,6 +11,7 @@ mod neighbours;
 mod offload;
 mod paging;
 mod portable;
+mod readme;
 mod recover;
 mod rights;
 mod share;

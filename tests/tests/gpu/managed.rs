@@ -1,9 +1,9 @@
 //! Managed memory on software devices that see none of the host's pages.
-use kedge_tests::back::{BETWEEN, Job, Place, STEPS, wait_for};
-use kedge_tests::job::User;
+use kedge_tests::gpu_steps::{BETWEEN, GpuSteps, STEPS};
+use kedge_tests::job::{Job, User};
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
-use kedge_tests::world::stderr;
+use kedge_tests::world::{stderr, wait_for};
 use kedge_tests::{Program, Target, Toolchain, root, run, run_interrupted};
 use std::fs;
 use std::path::Path;
@@ -75,19 +75,19 @@ fn so_they_do_when_they_are_checkpointed_and_restarted_on_a_server() {
 }
 
 /// A job whose memory is the host's and the devices' in turn.
-fn place(name: &str, user: User) -> Option<Place> {
-    Place::of("gpu_managed", name, user)
+fn place(name: &str, user: User) -> Option<GpuSteps> {
+    GpuSteps::of("gpu_managed", name, user)
 }
 
-fn start(place: &Place, options: &[&str]) -> Job {
+fn start(place: &GpuSteps, options: &[&str]) -> Job {
     let (program, steps) = (place.program.display().to_string(), STEPS.to_string());
     let run = ["run", "--gpu", "soft:apart", "--soft-memory", "128M", "--job", "j"];
     let job = ["--", &program, &steps, BETWEEN];
-    Job::start(place.kedge(&[&run[..], options, &job].concat()))
+    Job::start_recovering(place.kedge(&[&run[..], options, &job].concat()))
 }
 
 /// Killed and brought back some times, each from the image of the time before.
-fn goes_on(place: &Place, options: &[&str], restart: &[&str]) {
+fn goes_on(place: &GpuSteps, options: &[&str], restart: &[&str]) {
     let rounds = (0..4).map(|round| [20 + round, 5]);
     place.comes_back_each_time(start(place, options), rounds, restart, STEPS);
 }
@@ -119,10 +119,10 @@ fn so_do_servers_and_they_give_it_back() {
     let nonce = job.nonce.clone();
     for gpu in [&first.address, &second.address, "soft", &second.address, "soft"] {
         job.read_to(job.step + 10);
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         job.read_to(job.step + 5);
         job.kill();
-        job = Job::spawn(place.restart(&image, &["--gpu", gpu]), &nonce);
+        job = Job::spawn_recovering(place.to_restart(&image, &["--gpu", gpu]), &nonce);
         job.read_to(1);
     }
     job.read_to(STEPS);
@@ -138,7 +138,7 @@ fn a_server_s_devices_have_it_in_their_memory() {
         let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "20", BETWEEN];
         let mut command = place.kedge(&run);
         command.envs(asked.map(|how| ("KEDGE_MANAGED", how)));
-        let mut job = Job::start(command);
+        let mut job = Job::start_recovering(command);
         job.read_to(2);
         assert_eq!(by_pages(&place, &job), pages, "{asked:?}");
         job.read_to(20);
@@ -155,19 +155,19 @@ fn checkpoints_let_on_who_waits_for_a_page_in_a_system_call() {
     }
     // Processes are stopped once more where what they change is to be known.
     for options in [&[][..], &["--incremental"]] {
-        let place = Place::of("gpu_calls", "macalls", User::Same).expect("the test's own user");
+        let place = GpuSteps::of("gpu_calls", "macalls", User::Same).expect("the test's own user");
         let program = place.program.display().to_string();
         let run = ["run", "--gpu", "soft:apart", "--soft-memory", "128M", "--job", "j"];
         let job = ["--", &program, "1000000", "0"];
-        let mut job = Job::start(place.kedge(&[&run[..], options, &job].concat()));
+        let mut job = Job::start_recovering(place.kedge(&[&run[..], options, &job].concat()));
         let nonce = job.nonce.clone();
         let mut image = None;
         for _ in 0..8 {
             job.read_to(job.step + 3);
-            image = Some(place.checkpoint());
+            image = Some(place.checkpoint(&[]));
         }
         job.kill();
-        let mut job = Job::spawn(place.restart(&image.expect("eight"), &[]), &nonce);
+        let mut job = Job::spawn_recovering(place.to_restart(&image.expect("eight"), &[]), &nonce);
         job.read_to(1);
         job.read_to(job.step + 20);
         job.kill();
@@ -179,7 +179,7 @@ fn jobs_go_back_to_what_is_held() {
     let place = place("mahold", User::Same).expect("the test's own user");
     let mut job = start(&place, &["--recover=5", "--hold"]);
     job.read_to(20);
-    place.checkpoint();
+    place.checkpoint(&[]);
     for _ in 0..2 {
         place.goes_back(&mut job, Job::kill_the_proxy);
         let output = place.output(&["swap", "out", "j"]);
@@ -196,7 +196,7 @@ fn jobs_go_back_to_what_is_held() {
 const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
 
 /// Whether a job keeps managed memory by pages.
-fn by_pages(place: &Place, job: &Job) -> bool {
+fn by_pages(place: &GpuSteps, job: &Job) -> bool {
     let pages = |pid: &u32| {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("a job's process");
         maps.contains("kedge-managed")
@@ -206,13 +206,13 @@ fn by_pages(place: &Place, job: &Job) -> bool {
 
 /// How a job on such a device keeps its managed memory: by pages or not, and what its log says.
 fn kept(name: &str, user: User, asked: Option<&str>) -> Option<(bool, usize)> {
-    let place = Place::of("gpu_managed", name, user)?;
+    let place = GpuSteps::of("gpu_managed", name, user)?;
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft:apart", "--job", "j", "--", &program, "20", BETWEEN];
     let mut command = place.kedge(&run);
     command.env(LIKE_GPU, "1");
     command.envs(asked.map(|how| ("KEDGE_MANAGED", how)));
-    let mut job = Job::start(command);
+    let mut job = Job::start_recovering(command);
     job.read_to(2);
     let pages = by_pages(&place, &job);
     job.read_to(20);
@@ -248,14 +248,14 @@ fn may_trace() -> bool {
 
 #[test]
 fn a_program_and_its_kernel_that_wait_for_each_other_are_told_of() {
-    let place = Place::of("gpu_waits", "mawaits", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_waits", "mawaits", User::Same).expect("the test's own user");
     let program = place.program.display().to_string();
     let run = |gpu| ["run", "--gpu", gpu, "--job", "j", "--", &program, "1"];
     // Both use it at once.
-    let mut job = Job::start(place.kedge(&run("soft")));
+    let mut job = Job::start_recovering(place.kedge(&run("soft")));
     job.read_to(1);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    let mut job = Job::start(place.kedge(&run("soft:apart")));
+    let mut job = Job::start_recovering(place.kedge(&run("soft:apart")));
     wait_for("a word of it in the log", || place.count("KEDGE_MANAGED=shared") == 1);
     job.kill();
 }
@@ -276,7 +276,7 @@ fn pages_are_saved_where_they_are() {
     // All of the file is saved in the few microseconds in which the program decides what to move.
     while found.len() < 4 {
         job.read_to(job.step + 10);
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         // 32 MiB of noise, of which the host has rewritten a few pages since the last launch.
         assert!(bytes_of(&image, "gpu-") > 30 << 20);
         let bytes = bytes_of(&image, "descriptors.data");

@@ -1,7 +1,8 @@
 //! Two jobs on one machine's devices: one is checkpointed, killed and restarted, and the other goes
 //! on.
-use kedge_tests::back::{Job, Place, wait_for};
-use kedge_tests::job::{User, family, send};
+use kedge_tests::gpu_steps::GpuSteps;
+use kedge_tests::job::{Job, User, family, send};
+use kedge_tests::world::wait_for;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ struct Neighbour {
 }
 
 impl Neighbour {
-    fn start(place: &Place) -> Neighbour {
+    fn start(place: &GpuSteps) -> Neighbour {
         let program = place.program.display().to_string();
         let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "other", "--"];
         let mut command = place.kedge(&[&run[..], &[&program, FOR_EVER, "10"]].concat());
@@ -84,21 +85,21 @@ fn first_wrong(mut lines: BufReader<ChildStdout>, last: &AtomicU64) -> Option<St
 
 #[test]
 fn one_is_checkpointed_killed_and_restarted_while_another_goes_on() {
-    let place = Place::new("nbru", User::Nobody);
-    let place = place.unwrap_or_else(|| Place::mine("nbr"));
+    let place = GpuSteps::new("nbru", User::Nobody);
+    let place = place.unwrap_or_else(|| GpuSteps::mine("nbr"));
     let other = Neighbour::start(&place);
     let mut job = place.start(&["--incremental"]);
     let nonce = job.nonce.clone();
-    let mut image = place.checkpoint();
+    let mut image = place.checkpoint(&[]);
     for _ in 0..2 {
         job.read_to(job.step + 20);
-        image = place.checkpoint();
+        image = place.checkpoint(&[]);
         other.goes_on();
     }
     job.kill();
     let printed = job.step;
     other.goes_on();
-    let mut job = Job::spawn(place.restart(&image, &[]), &nonce);
+    let mut job = Job::spawn_recovering(place.to_restart(&image, &[]), &nonce);
     job.read_to(printed + 5);
     other.goes_on();
     assert!((41..=printed + 1).contains(&job.back[0]), "{:?}, {printed} printed", job.back);

@@ -1,24 +1,24 @@
 //! More managed memory than devices have: it goes to the host and comes back, block by block.
-use kedge_tests::back::{BETWEEN, Job, Place};
-use kedge_tests::job::User;
+use kedge_tests::gpu_steps::{BETWEEN, GpuSteps};
+use kedge_tests::job::{Job, User};
 use kedge_tests::server::Served;
 
 const STEPS: u64 = 120;
 /// Three times what the device has.
 const RUN: [&str; 7] = ["run", "--gpu", "soft:apart", "--soft-memory", "64M", "--job", "j"];
 
-fn place(name: &str, user: User) -> Option<Place> {
-    Place::of("gpu_paging", name, user)
+fn place(name: &str, user: User) -> Option<GpuSteps> {
+    GpuSteps::of("gpu_paging", name, user)
 }
 
-fn start(place: &Place, options: &[&str]) -> Job {
+fn start(place: &GpuSteps, options: &[&str]) -> Job {
     let (program, steps) = (place.program.display().to_string(), STEPS.to_string());
     let job = ["--", &program, &steps, BETWEEN, "64"];
-    Job::start(place.kedge(&[&RUN[..], options, &job].concat()))
+    Job::start_recovering(place.kedge(&[&RUN[..], options, &job].concat()))
 }
 
 /// Killed and brought back some times, each from the image of the time before.
-fn goes_on(place: &Place, options: &[&str], restart: &[&str]) {
+fn goes_on(place: &GpuSteps, options: &[&str], restart: &[&str]) {
     let rounds = (0..3).map(|round| [9 + round, 3]);
     place.comes_back_each_time(start(place, options), rounds, restart, STEPS);
 }
@@ -39,7 +39,7 @@ fn so_they_do_on_a_server() {
     let place = place("pafar", User::Same).expect("the test's own user");
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "12", "0", "16"];
-    let mut job = Job::start(place.kedge(&run));
+    let mut job = Job::start_recovering(place.kedge(&run));
     job.read_to(12);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
 }
@@ -64,7 +64,7 @@ fn devices_that_see_the_host_s_pages_take_it_over() {
 
 /// A program that says itself whether all is right, on a device of 64 MiB.
 fn checks_itself(name: &str) {
-    let place = Place::of(name, name, User::Same).expect("the test's own user");
+    let place = GpuSteps::of(name, name, User::Same).expect("the test's own user");
     let program = place.program.display().to_string();
     let output = place.output(&[&RUN[..], &["--", &program, "64"]].concat());
     let said = String::from_utf8_lossy(&output.stdout);

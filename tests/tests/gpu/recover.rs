@@ -1,8 +1,8 @@
 //! Jobs on software devices lose a proxy, a supervisor, their disk or their image: they go on, go
 //! back, or stop with one line that says why; and the last good image stays good.
 use kedge_image::{ImageFile, ImageWriter, Manifest};
-use kedge_tests::back::{Job, Place, STEPS};
-use kedge_tests::job::{User, children, family, send};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
+use kedge_tests::job::{Job, User, children, family, send};
 use kedge_tests::random;
 use kedge_tests::world::{failure, stderr};
 use std::fs;
@@ -16,10 +16,10 @@ const GPU_SECTION: u64 = 16;
 
 /// The proxy is killed, of the job as it was started and of the one that has gone back, more often
 /// than the job may.
-fn go_back_twice(place: &Place) {
+fn go_back_twice(place: &GpuSteps) {
     let mut job = place.start(&["--recover=2"]);
     job.read_to(20);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     for time in 1..=2 {
         job.read_to(job.step + 10);
         job.kill_the_proxy();
@@ -47,18 +47,18 @@ fn go_back_twice(place: &Place) {
 #[test]
 fn a_job_whose_proxy_is_killed_goes_back_to_its_image() {
     for (name, user) in [("rcback", User::Same), ("rcbacku", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         go_back_twice(&place);
     }
 }
 
 #[test]
 fn a_job_that_goes_back_ends_as_its_program_does() {
-    let place = Place::mine("rcend");
+    let place = GpuSteps::mine("rcend");
     let file = place.world.0.join("events");
     let mut job = place.start(&["--recover", "--events", &file.display().to_string()]);
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     job.read_to(30);
     job.kill_the_proxy();
     job.read_to(STEPS);
@@ -80,10 +80,10 @@ fn a_job_that_goes_back_ends_as_its_program_does() {
 #[test]
 fn a_job_whose_program_is_killed_goes_back_to_its_image() {
     for (name, user) in [("rcclient", User::Same), ("rcclientu", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         let mut job = place.start(&["--recover", "--hold"]);
         job.read_to(20);
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         for time in 1..=2 {
             place.goes_back(&mut job, |job| send("KILL", &place.clients(job)));
             assert_eq!(place.count("the program was killed"), time, "{}", place.log());
@@ -103,7 +103,7 @@ fn a_job_whose_program_is_killed_goes_back_to_its_image() {
 
 #[test]
 fn without_an_image_a_job_ends_and_the_log_says_why() {
-    let place = Place::mine("rcnone");
+    let place = GpuSteps::mine("rcnone");
     let mut job = place.start(&["--recover"]);
     job.read_to(10);
     job.kill_the_proxy();
@@ -113,16 +113,16 @@ fn without_an_image_a_job_ends_and_the_log_says_why() {
 
 #[test]
 fn without_recover_or_a_loss_a_job_does_not_go_back() {
-    let place = Place::mine("rcno");
+    let place = GpuSteps::mine("rcno");
     let mut job = place.start(&[]);
     job.read_to(10);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     job.kill_the_proxy();
     assert_eq!(job.drain().code(), Some(1));
     place.is_good(&image);
     let mut job = place.start(&["--recover"]);
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     let program: Vec<u32> = children(job.supervisor());
     let program: Vec<u32> = program.into_iter().filter(|p| !job.proxies().contains(p)).collect();
     send("SEGV", &program);
@@ -135,10 +135,10 @@ const BACK: &str = "restarted from";
 
 #[test]
 fn a_proxy_killed_in_any_phase_of_a_checkpoint_loses_no_good_image() {
-    let place = Place::mine("rcphase");
+    let place = GpuSteps::mine("rcphase");
     let mut job = place.start(&["--recover=20"]);
     job.read_to(5);
-    place.checkpoint();
+    place.checkpoint(&[]);
     for _ in 0..8 {
         job.read_to(job.step + 5);
         let goes_back = place.count(BACK) + 1;
@@ -162,11 +162,11 @@ fn a_proxy_killed_in_any_phase_of_a_checkpoint_loses_no_good_image() {
 
 #[test]
 fn a_supervisor_killed_amid_a_checkpoint_opens_the_gates() {
-    let place = Place::mine("rcsup");
+    let place = GpuSteps::mine("rcsup");
     for round in 0..8 {
         let mut job = place.start(&[]);
         job.read_to(5);
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random::number(90))));
         send("KILL", &[job.supervisor()]);
@@ -183,7 +183,7 @@ fn a_supervisor_killed_amid_a_checkpoint_opens_the_gates() {
 }
 
 /// Processes that work for this place's jobs.
-fn pids_of(place: &Place) -> Vec<u32> {
+fn pids_of(place: &GpuSteps) -> Vec<u32> {
     let mark = place.world.0.display().to_string();
     let all = fs::read_dir("/proc").expect("/proc").flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_string_lossy().parse().ok());
@@ -196,7 +196,7 @@ fn pids_of(place: &Place) -> Vec<u32> {
 
 #[test]
 fn a_full_disk_ends_a_checkpoint_and_no_more() {
-    let place = Place::mine("rcfull");
+    let place = GpuSteps::mine("rcfull");
     for (whose, file) in [("supervisor", ".kimg"), ("proxy", "gpu-")] {
         let mut job = place.start(&["--recover"]);
         job.read_to(10);
@@ -225,7 +225,7 @@ fn a_full_disk_ends_a_checkpoint_and_no_more() {
 
 /// What a checkpoint has asked for, and what it said; all children of the proxies, which hold
 /// memory for it, are killed as soon as there is one.
-fn without_its_writer(place: &Place, job: &Job) -> Output {
+fn without_its_writer(place: &GpuSteps, job: &Job) -> Output {
     let proxies = job.proxies();
     let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
     while asked.try_wait().is_ok_and(|ended| ended.is_none()) {
@@ -241,10 +241,10 @@ fn without_its_writer(place: &Place, job: &Job) -> Output {
 
 #[test]
 fn a_checkpoint_whose_writer_is_killed_is_none_and_the_job_goes_on() {
-    let place = Place::of("gpu_blocks", "rcwriter", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_blocks", "rcwriter", User::Same).expect("the test's own user");
     let mut job = place.start(&[]);
     job.read_to(5);
-    place.checkpoint();
+    place.checkpoint(&[]);
     // On a loaded machine it may have been written before this is seen.
     let outputs = (0..20).map(|_| without_its_writer(&place, &job));
     let failed = outputs.into_iter().find(|output| !output.status.success()).expect("one fails");
@@ -254,10 +254,10 @@ fn a_checkpoint_whose_writer_is_killed_is_none_and_the_job_goes_on() {
 }
 
 /// An image of a job that was killed afterwards, and its nonce.
-fn an_image(place: &Place) -> (PathBuf, String) {
+fn an_image(place: &GpuSteps) -> (PathBuf, String) {
     let mut job = place.start(&[]);
     job.read_to(10);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     job.kill();
     (image, job.nonce.clone())
 }
@@ -270,7 +270,7 @@ fn gpu_file(image: &Path) -> PathBuf {
 
 #[test]
 fn damage_in_what_devices_held_is_named_and_nothing_is_left() {
-    let place = Place::mine("rcbad");
+    let place = GpuSteps::mine("rcbad");
     let (image, nonce) = an_image(&place);
     let file = gpu_file(&image);
     let good = fs::read(&file).expect("the file");
@@ -280,7 +280,7 @@ fn damage_in_what_devices_held_is_named_and_nothing_is_left() {
         bad[at] ^= 1;
         for (bytes, offset) in [(bad, true), (good[..at].to_vec(), false)] {
             fs::write(&file, bytes).expect("written");
-            let said = failure(&place.restart(&image, &[]).output().expect("kedge"));
+            let said = failure(&place.to_restart(&image, &[]).output().expect("kedge"));
             assert!(said.contains(&file.display().to_string()), "{said}");
             assert!(!offset || said.contains("offset"), "{said}");
             place.nothing_runs();
@@ -293,7 +293,7 @@ fn damage_in_what_devices_held_is_named_and_nothing_is_left() {
 
 #[test]
 fn devices_of_a_newer_kedge_are_refused_by_version() {
-    let place = Place::mine("rcnew");
+    let place = GpuSteps::mine("rcnew");
     let (image, nonce) = an_image(&place);
     let path = gpu_file(&image);
     let (manifest, good) = (fs::read(image.join("manifest.json")).expect("it"), fs::read(&path));
@@ -310,7 +310,7 @@ fn devices_of_a_newer_kedge_are_refused_by_version() {
     newer.files.push(entry);
     fs::remove_file(image.join("manifest.json")).expect("removed");
     newer.write(&image).expect("written");
-    let said = failure(&place.restart(&image, &[]).output().expect("kedge"));
+    let said = failure(&place.to_restart(&image, &[]).output().expect("kedge"));
     assert!(said.contains("version 99"), "{said}");
     place.nothing_runs();
     fs::write(&path, good.expect("the file")).expect("written");
@@ -320,20 +320,20 @@ fn devices_of_a_newer_kedge_are_refused_by_version() {
 
 #[test]
 fn what_a_restart_lacks_is_named_and_the_image_stays_good() {
-    let place = Place::mine("rclack");
+    let place = GpuSteps::mine("rclack");
     let (image, nonce) = an_image(&place);
-    let said = failure(&place.restart(&image, &["--gpu", "soft:2"]).output().expect("kedge"));
+    let said = failure(&place.to_restart(&image, &["--gpu", "soft:2"]).output().expect("kedge"));
     assert!(said.contains("it has seen 1, here are") && said.contains("--gpu"), "{said}");
     place.nothing_runs();
     let proxy = place.world.0.join("bin/kedge-proxy");
     let away = place.world.0.join("away");
     fs::rename(&proxy, &away).expect("moved");
-    let said = failure(&place.restart(&image, &[]).output().expect("kedge"));
+    let said = failure(&place.to_restart(&image, &[]).output().expect("kedge"));
     assert!(said.contains("kedge-proxy is not in"), "{said}");
     fs::rename(&away, &proxy).expect("moved");
     place.is_good(&image);
     // The same amid a job's life: it cannot go back, and says so.
-    let mut job = Job::spawn(place.restart(&image, &["--recover"]), &nonce);
+    let mut job = Job::spawn_recovering(place.to_restart(&image, &["--recover"]), &nonce);
     job.read_to(30);
     fs::rename(&proxy, &away).expect("moved");
     job.kill_the_proxy();
@@ -349,9 +349,9 @@ fn what_a_restart_lacks_is_named_and_the_image_stays_good() {
 
 #[test]
 fn a_device_with_less_memory_than_the_image_needs_is_told_in_one_line() {
-    let place = Place::mine("rcsmall");
+    let place = GpuSteps::mine("rcsmall");
     let (image, nonce) = an_image(&place);
-    let output = place.restart(&image, &["--soft-memory", "1M"]).output().expect("kedge");
+    let output = place.to_restart(&image, &["--soft-memory", "1M"]).output().expect("kedge");
     let said = failure(&output);
     assert!(said.contains("MiB on its devices") && said.contains("--gpu"), "{said}");
     place.nothing_runs();
@@ -360,7 +360,7 @@ fn a_device_with_less_memory_than_the_image_needs_is_told_in_one_line() {
 }
 
 /// A library that calls itself a driver and lacks nearly all of it.
-fn old_driver(place: &Place) -> PathBuf {
+fn old_driver(place: &GpuSteps) -> PathBuf {
     let (source, driver) = (place.world.0.join("old.c"), place.world.0.join("libold.so"));
     fs::write(&source, "int cuInit(unsigned flags) { return (int)flags; }\n").expect("written");
     let mut compiler = Command::new("cc");
@@ -371,11 +371,11 @@ fn old_driver(place: &Place) -> PathBuf {
 
 #[test]
 fn a_driver_that_is_too_old_is_told_in_one_line() {
-    let place = Place::mine("rcold");
+    let place = GpuSteps::mine("rcold");
     let (image, nonce) = an_image(&place);
     let driver = old_driver(&place);
     let restart = || {
-        let mut command = place.restart(&image, &["--gpu", "local"]);
+        let mut command = place.to_restart(&image, &["--gpu", "local"]);
         command.env("KEDGE_DRIVER", &driver);
         command.output().expect("kedge")
     };
@@ -388,12 +388,12 @@ fn a_driver_that_is_too_old_is_told_in_one_line() {
 
 #[test]
 fn a_damaged_newest_image_is_passed_over_on_the_way_back() {
-    let place = Place::mine("rcolder");
+    let place = GpuSteps::mine("rcolder");
     let mut job = place.start(&["--recover"]);
     job.read_to(10);
-    place.checkpoint();
+    place.checkpoint(&[]);
     job.read_to(160);
-    let newest = gpu_file(&place.checkpoint());
+    let newest = gpu_file(&place.checkpoint(&[]));
     let mut bytes = fs::read(&newest).expect("the file");
     let half = bytes.len() / 2;
     bytes[half] ^= 1;
@@ -409,10 +409,10 @@ fn a_damaged_newest_image_is_passed_over_on_the_way_back() {
 #[test]
 fn a_killed_job_leaves_nothing() {
     for (name, user) in [("rckill", User::Same), ("rckillu", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         let mut job = place.start(&["--recover"]);
         job.read_to(10);
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         for signal in [&["kill", "j"][..], &["kill", "j", "--signal", "KILL"]] {
             let killed = place.output(signal);
             assert!(killed.status.success(), "{}; {}", stderr(&killed), place.log());
@@ -420,7 +420,7 @@ fn a_killed_job_leaves_nothing() {
             job.drain();
             assert_eq!(job.back.len(), usize::from(signal.len() > 2), "it does not go back");
             place.nothing_runs();
-            job = Job::spawn(place.restart(&image, &["--recover"]), &job.nonce);
+            job = Job::spawn_recovering(place.to_restart(&image, &["--recover"]), &job.nonce);
             job.read_to(20);
         }
         job.kill();
@@ -431,11 +431,11 @@ fn a_killed_job_leaves_nothing() {
 
 #[test]
 fn what_does_not_want_to_end_is_killed() {
-    let place = Place::mine("rcstub");
+    let place = GpuSteps::mine("rcstub");
     let script = "trap '' TERM; trap 'echo usr' USR1; (trap '' TERM USR1; setsid sleep 300 & wait) & \
         echo nonce x; while :; do sleep 0.1; done";
     let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", script, place.mark()];
-    let mut job = Job::start(place.kedge(&run));
+    let mut job = Job::start_recovering(place.kedge(&run));
     assert!(place.output(&["kill", "j", "--signal", "USR1"]).status.success());
     while job.line().is_some_and(|line| line != "usr") {}
     let before = family(job.supervisor()).len();

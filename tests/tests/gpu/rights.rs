@@ -48,7 +48,8 @@ fn elsewhere(images: &Path) -> String {
 
 /// The job's proxies, each of which `is` what it was made.
 fn check(job: &Job, is: impl Fn(u32) -> bool) {
-    let proxies: Vec<u32> = family(job.kedge()).into_iter().filter(|pid| is_proxy(*pid)).collect();
+    let proxies: Vec<u32> =
+        family(job.supervisor()).into_iter().filter(|pid| is_proxy(*pid)).collect();
     assert!(!proxies.is_empty() && proxies.iter().all(|pid| is(*pid)), "{proxies:?}");
 }
 

@@ -1,39 +1,39 @@
 //! Processes that work in each other's device memory are checkpointed and restarted together.
-use kedge_tests::back::{BETWEEN, Job, Place, STEPS, wait_for};
+use kedge_tests::gpu_steps::{BETWEEN, GpuSteps, STEPS};
 use kedge_tests::host;
-use kedge_tests::job::{self, User, send};
+use kedge_tests::job::{Job, User, send};
 use kedge_tests::random;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, stderr, wait_for};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn pair(name: &str, user: User) -> Option<Place> {
-    Place::of("gpu_pair", name, user)
+fn pair(name: &str, user: User) -> Option<GpuSteps> {
+    GpuSteps::of("gpu_pair", name, user)
 }
 
-fn mine(name: &str) -> Place {
+fn mine(name: &str) -> GpuSteps {
     pair(name, User::Same).expect("the test's own user")
 }
 
-fn run(place: &Place, options: &[&str]) -> Command {
+fn run(place: &GpuSteps, options: &[&str]) -> Command {
     let (program, steps) = (place.program.display().to_string(), STEPS.to_string());
     let run = [&["run", "--gpu", "soft", "--job", "j"], options, &["--"]].concat();
     place.kedge(&[&run[..], &[&program, &steps, BETWEEN]].concat())
 }
 
 /// All processes and proxies killed and brought back, twice.
-fn survives(place: &Place, options: &[&str]) {
-    let mut job = job::Job::start(run(place, options));
+fn survives(place: &GpuSteps, options: &[&str]) {
+    let mut job = Job::start(run(place, options));
     let nonce = job.nonce.clone();
     job.read_to(STEPS / 5);
     for until in [STEPS / 2, STEPS] {
         let before = job.step;
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         job.read_to(job.step + 5);
         job.kill();
         let printed = job.step;
-        job = job::Job::restart(place.restart(&image, &[]), &nonce);
+        job = Job::restart(place.to_restart(&image, &[]), &nonce);
         assert!((before + 1..=printed + 1).contains(&job.step), "went on at step {}", job.step);
         if until < STEPS {
             job.read_to(until);
@@ -59,12 +59,12 @@ fn their_images_may_build_on_each_other() {
 #[test]
 fn copies_of_a_job_run_side_by_side() {
     let place = mine("sharecopy");
-    let mut first = job::Job::start(run(&place, &[]));
+    let mut first = Job::start(run(&place, &[]));
     let nonce = first.nonce.clone();
     first.read_to(STEPS / 5);
-    let image = place.checkpoint();
-    let second = job::Job::restart(place.restart(&image, &["--job", "second"]), &nonce);
-    let third = job::Job::restart(place.restart(&image, &["--job", "third"]), &nonce);
+    let image = place.checkpoint(&[]);
+    let second = Job::restart(place.to_restart(&image, &["--job", "second"]), &nonce);
+    let third = Job::restart(place.to_restart(&image, &["--job", "third"]), &nonce);
     for job in [first, second, third] {
         assert_eq!(job.finish(STEPS).code(), Some(7));
     }
@@ -74,9 +74,9 @@ fn copies_of_a_job_run_side_by_side() {
 #[test]
 fn all_go_back_when_one_loses_its_devices() {
     let place = mine("sharelost");
-    let mut job = Job::start(run(&place, &["--recover", "--hold"]));
+    let mut job = Job::start_recovering(run(&place, &["--recover", "--hold"]));
     job.read_to(20);
-    place.checkpoint();
+    place.checkpoint(&[]);
     job.read_to(job.step + 10);
     let proxies = job.proxies();
     assert_eq!(proxies.len(), 2, "{proxies:?}");
@@ -92,15 +92,15 @@ fn all_go_back_when_one_loses_its_devices() {
 #[test]
 fn a_proxy_killed_amid_a_restart_leaves_all_or_nothing() {
     let place = mine("shareamid");
-    let mut job = Job::start(run(&place, &[]));
+    let mut job = Job::start_recovering(run(&place, &[]));
     job.read_to(20);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     job.kill();
     let nonce = job.nonce.clone();
     place.nothing_runs();
     let mut failed = 0;
     for round in 0..6 {
-        let child = place.restart(&image, &[]).spawn().expect("kedge");
+        let child = place.to_restart(&image, &[]).spawn().expect("kedge");
         // The first proxy makes what the second opens; they come one after the other.
         let some = 1 + round % 2;
         let mut proxies = Vec::new();
@@ -146,7 +146,7 @@ fn memory_of_another_job_is_refused_by_name() {
     let file = place.world.0.join("handle").display().to_string();
     let start = |name: &str, does: &str| {
         let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", name, "--"];
-        job::Job::start(place.kedge(&[&run[..], &[&program, does, &file]].concat()))
+        Job::start(place.kedge(&[&run[..], &[&program, does, &file]].concat()))
     };
     let mut giver = start("gives", "give");
     let mut taker = start("takes", "take");
@@ -162,7 +162,7 @@ fn memory_of_another_job_is_refused_by_name() {
     taker.kill();
     let image = String::from_utf8_lossy(&taken.stdout).trim().to_owned();
     place.is_good(Path::new(&image));
-    let mut again: Job = Job::spawn(place.restart(Path::new(&image), &[]), "");
+    let mut again: Job = Job::spawn_recovering(place.to_restart(Path::new(&image), &[]), "");
     let begin = std::time::Instant::now();
     // What is left of the job before it may be there for a moment, without its supervisor.
     let runs = || {
@@ -181,14 +181,14 @@ fn memory_of_another_job_is_refused_by_name() {
 }
 
 /// Runs `program` of `tests/hosts` as a part of the job `j`.
-fn part(place: &Place, program: &str, arguments: &[&str]) -> job::Job {
+fn part(place: &GpuSteps, program: &str, arguments: &[&str]) -> Job {
     part_with(place, &[], program, arguments)
 }
 
-fn part_with(place: &Place, options: &[&str], program: &str, arguments: &[&str]) -> job::Job {
+fn part_with(place: &GpuSteps, options: &[&str], program: &str, arguments: &[&str]) -> Job {
     let program = host(&format!("{program}.cu"), program, &[]).display().to_string();
     let run = ["run", "--gpu", "soft", "--join", "j"];
-    job::Job::start(place.kedge(&[&run[..], options, &["--", &program], arguments].concat()))
+    Job::start(place.kedge(&[&run[..], options, &["--", &program], arguments].concat()))
 }
 
 /// The steps that a part printed after `nonce`, and whether it ended well.
@@ -207,7 +207,7 @@ fn read_parents(image: &Path) -> Vec<String> {
 }
 
 /// What three processes of two parts had on their devices: for each part, and added up.
-fn inspect_tells_of_all(place: &Place, image: &Path) {
+fn inspect_tells_of_all(place: &GpuSteps, image: &Path) {
     let image = image.display().to_string();
     let output = place.output(&["inspect", &image, "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -252,7 +252,7 @@ fn parts_come_back(name: &str, options: &[&str], images: u64) -> PathBuf {
     let mut parts = ["gpu_steps", "gpu_pair"].map(start);
     let mut saved = |before: u64| {
         parts.iter_mut().for_each(|part| part.read_to(part.step + STEPS / 10));
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         let parents = read_parents(&image);
         let on = format!("j-{before:04}/");
         assert!(parents.iter().all(|at| before == 0 || at.starts_with(&on)), "{parents:?}");
@@ -260,9 +260,9 @@ fn parts_come_back(name: &str, options: &[&str], images: u64) -> PathBuf {
     };
     let image = (0..images).map(&mut saved).last().expect("one");
     let before = parts.each_ref().map(|part| part.step);
-    parts.iter_mut().for_each(job::Job::end);
+    parts.iter_mut().for_each(Job::stop);
     inspect_tells_of_all(&place, &image);
-    let restarted = place.restart(&image, &[]).output().expect("kedge");
+    let restarted = place.to_restart(&image, &[]).output().expect("kedge");
     assert_eq!(restarted.status.code(), Some(7), "{}", stderr(&restarted));
     let text = String::from_utf8_lossy(&restarted.stdout);
     let lines: Vec<&str> = text.lines().collect();

@@ -1,7 +1,7 @@
 //! A job's device memory goes off the devices and comes back: asked for, or because the job goes
 //! on.
-use kedge_tests::back::{Job, Place, STEPS};
-use kedge_tests::job::{User, children, send};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
+use kedge_tests::job::{Job, User, children, send};
 use kedge_tests::world::{failure, stderr};
 use serde_json::Value;
 use std::fs;
@@ -26,7 +26,7 @@ fn resident(job: &Job) -> u64 {
     rss.trim().trim_end_matches(" kB").parse().expect("KiB")
 }
 
-fn swap(place: &Place, way: &str) -> String {
+fn swap(place: &GpuSteps, way: &str) -> String {
     let output = place.output(&["swap", way, "j"]);
     assert!(output.status.success(), "{}; {}", stderr(&output), place.log());
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -44,7 +44,7 @@ fn idle(job: &Job) {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-fn out_and_in(place: &Place) {
+fn out_and_in(place: &GpuSteps) {
     let mut job = place.start(&[]);
     job.read_to(10);
     idle(&job);
@@ -89,21 +89,21 @@ fn out_and_in(place: &Place) {
 #[test]
 fn memory_goes_off_the_devices_and_comes_back() {
     for (name, user) in [("swout", User::Same), ("swoutu", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         out_and_in(&place);
     }
 }
 
 #[test]
 fn a_job_whose_memory_is_away_can_be_checkpointed_and_killed() {
-    let place = Place::mine("swckpt");
+    let place = GpuSteps::mine("swckpt");
     let mut job = place.start(&["--recover", "--hold"]);
     job.read_to(10);
     idle(&job);
     swap(&place, "out");
     // Not stopped in the image: it would stay so.
     send("CONT", &program(&job));
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     job.read_to(job.step + 5);
     idle(&job);
     swap(&place, "out");
@@ -123,7 +123,7 @@ fn a_job_whose_memory_is_away_can_be_checkpointed_and_killed() {
 
 #[test]
 fn what_cannot_be_swapped_out_is_named_and_goes_on() {
-    let place = Place::mine("swfull");
+    let place = GpuSteps::mine("swfull");
     let mut job = place.start(&["--cache-host", "4K"]);
     job.read_to(10);
     let said = failure(&place.output(&["swap", "out", "j"]));
@@ -139,7 +139,7 @@ fn what_cannot_be_swapped_out_is_named_and_goes_on() {
 /// of it.
 #[test]
 fn what_a_job_has_beside_its_memory_is_whole_after_it() {
-    let place = Place::of("gpu_shapes", "swshape", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_shapes", "swshape", User::Same).expect("the test's own user");
     let mut job = place.start(&["--recover=5", "--hold"]);
     job.read_to(10);
     for _ in 0..3 {
@@ -151,7 +151,7 @@ fn what_a_job_has_beside_its_memory_is_whole_after_it() {
     idle(&job);
     swap(&place, "out");
     send("CONT", &program(&job));
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     job.read_to(job.step + 5);
     place.goes_back(&mut job, Job::kill_the_proxy);
     swap(&place, "out");
@@ -175,7 +175,7 @@ fn mapped(job: &Job) -> u64 {
 #[test]
 fn physical_memory_of_the_program_s_own_goes_too() {
     const KIB: u64 = 8 << 10;
-    let place = Place::of("gpu_mapped", "swmap", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_mapped", "swmap", User::Same).expect("the test's own user");
     let mut job = place.start(&[]);
     job.read_to(10);
     idle(&job);

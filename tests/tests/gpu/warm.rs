@@ -1,9 +1,9 @@
 //! Proxies that are ready before they are needed: jobs get their devices from them and come back in
 //! them; what keeps them may end at any moment; and where none fits, all is as without.
-use kedge_tests::back::{Job, Place, STEPS, wait_for};
-use kedge_tests::job::{User, children, family, send};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
+use kedge_tests::job::{Job, User, children, family, send};
 use kedge_tests::random;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, stderr, wait_for};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ const CONNECTED: &str = "has connected to a warm proxy";
 const BACK: &str = "in a warm proxy";
 
 /// What is kept, as `kedge warm status` tells; `None` where nobody keeps any.
-fn status(place: &Place, more: &[&str]) -> Option<Value> {
+fn status(place: &GpuSteps, more: &[&str]) -> Option<Value> {
     let output = place.output(&[&["warm", "status", "--json"], more].concat());
     let pools: Vec<Value> = serde_json::from_slice(&output.stdout).ok()?;
     pools.into_iter().next()
 }
 
 /// Process ids of those that are ready.
-fn ready(place: &Place, more: &[&str]) -> BTreeSet<u32> {
+fn ready(place: &GpuSteps, more: &[&str]) -> BTreeSet<u32> {
     let pool = status(place, more).unwrap_or_default();
     let list = pool["ready"].as_array().cloned().unwrap_or_default();
     list.iter().filter_map(Value::as_u64).map(|pid| pid as u32).collect()
 }
 
-fn until_ready(place: &Place, more: &[&str], count: usize) -> BTreeSet<u32> {
+fn until_ready(place: &GpuSteps, more: &[&str], count: usize) -> BTreeSet<u32> {
     wait_for("none becomes ready", || ready(place, more).len() == count);
     ready(place, more)
 }
@@ -36,7 +36,7 @@ fn until_ready(place: &Place, more: &[&str], count: usize) -> BTreeSet<u32> {
 struct Node(Child);
 
 impl Node {
-    fn start(place: &Place, options: &[&str]) -> Node {
+    fn start(place: &GpuSteps, options: &[&str]) -> Node {
         let start = [&["warm", "start", "--gpu", "soft", "--soft-memory", "128M"], options];
         let mut command = place.kedge(&start.concat());
         Node(command.stderr(Stdio::null()).spawn().expect("kedge"))
@@ -57,23 +57,23 @@ impl Drop for Node {
 }
 
 /// Nothing of this place runs, by its executables.
-fn nothing_is_left(place: &Place) {
+fn nothing_is_left(place: &GpuSteps) {
     wait_for("something is left behind", || place.running().is_empty());
 }
 
-fn kill_all(place: &Place, job: &Job) {
+fn kill_all(place: &GpuSteps, job: &Job) {
     place.kill_proxies_and_clients(job, &ready(place, &["--job", "j"]));
 }
 
-fn goes_back(place: &Place, job: &mut Job) {
+fn goes_back(place: &GpuSteps, job: &mut Job) {
     place.goes_back(job, |job| kill_all(place, job));
 }
 
-fn come_back(place: &Place, more: &[&str]) {
+fn come_back(place: &GpuSteps, more: &[&str]) {
     let mut job = place.start(&[&["--recover=5", "--warm"], more].concat());
     job.read_to(20);
     assert_eq!(place.count(CONNECTED), 1, "{}", place.log());
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     for time in 1..=2 {
         until_ready(place, &["--job", "j"], 1);
         goes_back(place, &mut job);
@@ -81,7 +81,7 @@ fn come_back(place: &Place, more: &[&str]) {
     }
     assert!(job.back.iter().all(|step| *step > 20), "{:?}", job.back);
     // A checkpoint of a job whose proxy is no child of its init.
-    let newer = place.checkpoint();
+    let newer = place.checkpoint(&[]);
     assert_ne!(image, newer);
     until_ready(place, &["--job", "j"], 1);
     goes_back(place, &mut job);
@@ -99,19 +99,19 @@ fn come_back(place: &Place, more: &[&str]) {
 #[test]
 fn a_job_comes_back_in_warm_proxies_of_its_own() {
     for (name, user) in [("wmback", User::Same), ("wmbacku", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         come_back(&place, &["--hold"]);
     }
 }
 
 #[test]
 fn it_comes_back_from_files_as_well_and_with_changes() {
-    come_back(&Place::mine("wmfiles"), &["--incremental"]);
+    come_back(&GpuSteps::mine("wmfiles"), &["--incremental"]);
 }
 
 #[test]
 fn the_log_tells_of_a_ready_proxy_that_was_killed() {
-    let place = Place::mine("wmtold");
+    let place = GpuSteps::mine("wmtold");
     let mut job = place.start(&["--warm"]);
     let ready: Vec<u32> = until_ready(&place, &["--job", "j"], 1).into_iter().collect();
     send("KILL", &ready);
@@ -128,10 +128,10 @@ fn the_log_tells_of_a_ready_proxy_that_was_killed() {
 /// Their descriptors cannot be told apart from outside of their namespace.
 #[test]
 fn processes_whose_device_memory_travelled_come_back_in_new_proxies_and_the_log_says_why() {
-    let place = Place::of("gpu_pair", "wmshare", User::Same).expect("the test's own user");
+    let place = GpuSteps::of("gpu_pair", "wmshare", User::Same).expect("the test's own user");
     let mut job = place.start(&["--recover", "--warm=2"]);
     job.read_to(20);
-    place.checkpoint();
+    place.checkpoint(&[]);
     until_ready(&place, &["--job", "j"], 2);
     goes_back(&place, &mut job);
     assert_eq!(place.count(BACK), 0, "{}", place.log());
@@ -144,12 +144,12 @@ fn processes_whose_device_memory_travelled_come_back_in_new_proxies_and_the_log_
 /// Handles lead to a proxy by its name: nothing of them needs to be compared.
 #[test]
 fn processes_that_share_by_handles_alone_come_back_in_warm_proxies() {
-    let place = Place::of("gpu_pair", "wmhandle", User::Same).expect("the test's own user");
-    let mut command = place.run(&["--recover", "--warm=2"]);
+    let place = GpuSteps::of("gpu_pair", "wmhandle", User::Same).expect("the test's own user");
+    let mut command = place.to_run(&["--recover", "--warm=2"]);
     command.arg("handles");
-    let mut job = Job::start(command);
+    let mut job = Job::start_recovering(command);
     job.read_to(20);
-    place.checkpoint();
+    place.checkpoint(&[]);
     until_ready(&place, &["--job", "j"], 2);
     goes_back(&place, &mut job);
     assert_eq!(place.count(BACK), 2, "{}", place.log());
@@ -163,10 +163,10 @@ fn processes_that_share_by_handles_alone_come_back_in_warm_proxies() {
 #[test]
 fn a_proxy_from_outside_reaches_its_client_s_memory() {
     for (name, user) in [("wmcopy", User::Same), ("wmcopyu", User::Nobody)] {
-        let Some(place) = Place::of("gpu_blocks", name, user) else { continue };
+        let Some(place) = GpuSteps::of("gpu_blocks", name, user) else { continue };
         let mut job = place.start(&["--recover", "--warm"]);
         job.read_to(20);
-        place.checkpoint();
+        place.checkpoint(&[]);
         until_ready(&place, &["--job", "j"], 1);
         goes_back(&place, &mut job);
         assert_eq!(place.count(BACK), 1, "{}", place.log());
@@ -179,7 +179,7 @@ fn a_proxy_from_outside_reaches_its_client_s_memory() {
 
 #[test]
 fn a_job_that_is_killed_leaves_nothing_ready() {
-    let place = Place::mine("wmkill");
+    let place = GpuSteps::mine("wmkill");
     let mut job = place.start(&["--warm=2"]);
     job.read_to(5);
     until_ready(&place, &["--job", "j"], 2);
@@ -191,7 +191,7 @@ fn a_job_that_is_killed_leaves_nothing_ready() {
 #[test]
 fn jobs_take_what_the_node_keeps_each_its_own() {
     for (name, user) in [("wmnode", User::Same), ("wmnodeu", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         let node = Node::start(&place, &[]);
         let first = until_ready(&place, &[], 1);
         let second = place.output(&["warm", "start", "--gpu", "soft"]);
@@ -199,7 +199,7 @@ fn jobs_take_what_the_node_keeps_each_its_own() {
         let mut job = place.start(&[]);
         job.read_to(5);
         assert_eq!(place.count(CONNECTED), 1, "{}", place.log());
-        let image = place.checkpoint();
+        let image = place.checkpoint(&[]);
         let next = until_ready(&place, &[], 1);
         assert!(first.is_disjoint(&next), "{first:?} {next:?}");
         job.kill();
@@ -218,7 +218,7 @@ fn jobs_take_what_the_node_keeps_each_its_own() {
 
 #[test]
 fn of_two_jobs_that_want_one_proxy_one_gets_it() {
-    let place = Place::mine("wmtwo");
+    let place = GpuSteps::mine("wmtwo");
     let _node = Node::start(&place, &[]);
     for _ in 0..3 {
         until_ready(&place, &[], 1);
@@ -240,7 +240,7 @@ fn of_two_jobs_that_want_one_proxy_one_gets_it() {
 
 #[test]
 fn a_proxy_that_is_killed_before_its_job_comes_is_replaced() {
-    let place = Place::mine("wmdies");
+    let place = GpuSteps::mine("wmdies");
     let _node = Node::start(&place, &[]);
     let first = until_ready(&place, &[], 1);
     send("KILL", &first.iter().copied().collect::<Vec<_>>());
@@ -264,7 +264,7 @@ fn a_proxy_that_is_killed_before_its_job_comes_is_replaced() {
 
 #[test]
 fn jobs_go_on_when_what_keeps_proxies_is_killed() {
-    let place = Place::mine("wmnone");
+    let place = GpuSteps::mine("wmnone");
     let mut node = Node::start(&place, &[]);
     until_ready(&place, &[], 1);
     let mut job = place.start(&["--recover"]);
@@ -272,7 +272,7 @@ fn jobs_go_on_when_what_keeps_proxies_is_killed() {
     assert_eq!(place.count(CONNECTED), 1);
     node.kill();
     assert!(failure(&place.output(&["warm", "status"])).contains("kept ready"));
-    place.checkpoint();
+    place.checkpoint(&[]);
     goes_back(&place, &mut job);
     assert_eq!(place.count(BACK), 0, "{}", place.log());
     assert!(place.count("it has ended") > 0, "{}", place.log());
@@ -286,7 +286,7 @@ fn jobs_go_on_when_what_keeps_proxies_is_killed() {
 
 #[test]
 fn whenever_what_keeps_proxies_is_killed_jobs_are_whole() {
-    let place = Place::mine("wmphase");
+    let place = GpuSteps::mine("wmphase");
     for _ in 0..6 {
         let mut node = Node::start(&place, &[]);
         std::thread::sleep(Duration::from_millis(u64::from(random::number(120))));
@@ -303,7 +303,7 @@ fn whenever_what_keeps_proxies_is_killed_jobs_are_whole() {
 
 #[test]
 fn a_proxy_that_does_not_fit_is_left_alone_and_the_log_says_why() {
-    let place = Place::mine("wmother");
+    let place = GpuSteps::mine("wmother");
     let _node = Node::start(&place, &[]);
     let kept = until_ready(&place, &[], 1);
     let run = |options: &[&str], variable: Option<(&str, &str)>| {
@@ -333,7 +333,7 @@ fn a_proxy_that_does_not_fit_is_left_alone_and_the_log_says_why() {
 
 #[test]
 fn why_none_becomes_ready_is_told() {
-    let place = Place::mine("wmfails");
+    let place = GpuSteps::mine("wmfails");
     let mut command = place.kedge(&["warm", "start", "--gpu", "local"]);
     command.env("KEDGE_DRIVER", "/no/such/libcuda.so.1").stderr(Stdio::null());
     let _node = Node(command.spawn().expect("kedge"));
@@ -344,7 +344,7 @@ fn why_none_becomes_ready_is_told() {
 
 #[test]
 fn a_client_that_sees_other_devices_than_were_made_ready_gets_those() {
-    let place = Place::mine("wmsees");
+    let place = GpuSteps::mine("wmsees");
     let own = place.program.display();
     let script = format!("CUDA_VISIBLE_DEVICES=1 {own} 5 1 && exit; [ $? = 7 ] && exec {own} 5 1");
     let mut command =

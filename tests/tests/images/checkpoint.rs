@@ -115,7 +115,7 @@ fn restart_twice(place: &Place) {
     let rows = place.json(&["ps", "--json"]);
     assert_eq!((&rows[0]["name"], &rows[0]["state"]), (&"j".into(), &"running".into()));
     let pid = rows[0]["pid"].as_u64().expect("a process id") as u32;
-    assert!(family(job.kedge()).contains(&pid), "{pid} is no process of the job");
+    assert!(family(job.supervisor()).contains(&pid), "{pid} is no process of the job");
     job.read_to(40);
     let second = place.checkpoint(&[]);
     assert_eq!(second.parent(), first.parent());

@@ -77,7 +77,7 @@ fn a_checkpoint_that_fails_harms_nobody() {
         // The clone that holds the memory is killed: the image is none.
         let begin = Instant::now();
         let held = loop {
-            match clones(job.kedge()) {
+            match clones(job.supervisor()) {
                 held if !held.is_empty() => break held,
                 _ if begin.elapsed() > Duration::from_secs(5) => break Vec::new(),
                 _ => {}
@@ -103,7 +103,8 @@ fn a_killed_supervisor_leaves_the_program_and_the_last_good_image() {
     job.read_to(5);
     place.checkpoint(&[]);
     let nonce = job.nonce.clone();
-    let program: Vec<u32> = family(job.kedge()).into_iter().filter(|p| *p != job.kedge()).collect();
+    let program: Vec<u32> =
+        family(job.supervisor()).into_iter().filter(|p| *p != job.supervisor()).collect();
     place.checkpoint(&["--wait", "captured", "--codec", "zstd"]);
     job.signal("KILL");
     // Nobody holds it up.
@@ -152,7 +153,7 @@ fn sees_the_pause(pid: u32, asked: &mut Child) -> bool {
 /// threads still does its part of every step. Whether the pause was seen.
 fn kill_amid_a_checkpoint(place: &Place) -> bool {
     let mut job = place.steps([200, 5, 16, 8]);
-    let kedge = job.kedge();
+    let kedge = job.supervisor();
     let program: Vec<u32> = family(kedge).into_iter().filter(|pid| *pid != kedge).collect();
     let first = *program.first().expect("the program");
     let _ended = bounded(program);

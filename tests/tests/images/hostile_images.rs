@@ -208,7 +208,7 @@ fn root_restarts_a_users_image_as_that_user() {
     captured.goes_on(User::Nobody, image, 65534);
     captured.goes_on(User::Same, image, 65534);
     let mut job = Job::restart(captured.command(User::Same, image, "goes"), &captured.nonce);
-    let all = family(job.kedge());
+    let all = family(job.supervisor());
     assert!(all.len() > 2, "{all:?}");
     let mut ghosts = 0;
     for pid in all {
@@ -226,7 +226,7 @@ fn root_restarts_a_users_image_as_that_user() {
         }
     }
     assert!(ghosts > 0, "the deleted file has not come back");
-    job.end();
+    job.stop();
 }
 
 #[test]

@@ -218,7 +218,7 @@ impl Spread {
         let image = place.checkpoint(&[]);
         let nonce = job.nonce.clone();
         // On a busy machine it may be over by now.
-        job.end();
+        job.stop();
         drop(job);
         let (victim, away) = (victim(&place, by.id()), around.join("away"));
         let spread = Spread { place, image, nonce, theirs, away, victim, whose };

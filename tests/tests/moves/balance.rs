@@ -1,9 +1,9 @@
 //! `kedge balance`: jobs of one user move to better devices as those become free, and never to and
 //! fro; whatever happens to the daemon, they go on.
-use kedge_tests::back::{Job, Place, wait_for};
-use kedge_tests::job::{children, send};
+use kedge_tests::gpu_steps::GpuSteps;
+use kedge_tests::job::{Job, children, send};
 use kedge_tests::server::Served;
-use kedge_tests::world::{failure, stderr};
+use kedge_tests::world::{failure, stderr, wait_for};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
@@ -18,12 +18,12 @@ const NOWHERE: &str = "127.0.0.1:1";
 /// A daemon in a hurry.
 const QUICK: [&str; 4] = ["balance", "--json", "--every=100ms", "--settle=1h"];
 
-fn steps(place: &Place, name: &str, gpu: &str) -> Command {
+fn steps(place: &GpuSteps, name: &str, gpu: &str) -> Command {
     let program = place.program.display().to_string();
     place.kedge(&["run", "--gpu", gpu, "--job", name, "--", &program, MANY_STEPS, "5"])
 }
 
-fn is_on(place: &Place) -> String {
+fn is_on(place: &GpuSteps) -> String {
     let rows: Value =
         serde_json::from_slice(&place.output(&["ps", "--json"]).stdout).expect("rows");
     // What looks whether devices are free is a job, too.
@@ -41,7 +41,7 @@ struct Balance {
 
 impl Balance {
     /// Starts one, which looks from then on.
-    fn start(place: &Place, places: &[&str], options: &[&str]) -> Balance {
+    fn start(place: &GpuSteps, places: &[&str], options: &[&str]) -> Balance {
         let named: Vec<&str> = places.iter().flat_map(|place| ["--place", place]).collect();
         let mut command = place.kedge(&[&QUICK[..], &named, options].concat());
         let mut child = command.spawn().expect("kedge");
@@ -109,9 +109,9 @@ impl Balance {
 #[test]
 fn a_job_that_began_far_comes_home_when_the_near_device_is_free() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::mine("blhome");
-    let mut other = Job::start(steps(&place, "other", "soft"));
-    let mut job = Job::start(steps(&place, "j", &server.address));
+    let place = GpuSteps::mine("blhome");
+    let mut other = Job::start_recovering(steps(&place, "other", "soft"));
+    let mut job = Job::start_recovering(steps(&place, "j", &server.address));
     job.read_to(10);
     let mut balance = Balance::start(&place, &["soft", &server.address], &["--hold-off=1s"]);
     let waits = balance.next("waits");
@@ -144,8 +144,8 @@ fn a_job_that_began_far_comes_home_when_the_near_device_is_free() {
 #[test]
 fn a_target_that_fails_is_held_off() {
     let (server, two) = (Served::start(&["--gpu", "soft"]), Served::start(&["--gpu", "soft:2"]));
-    let place = Place::mine("blfail");
-    let mut job = Job::start(steps(&place, "j", "soft"));
+    let place = GpuSteps::mine("blfail");
+    let mut job = Job::start_recovering(steps(&place, "j", "soft"));
     job.read_to(10);
     let before = job.proxies();
     // Devices that report errors are left for whatever there is.
@@ -184,8 +184,8 @@ fn a_target_that_fails_is_held_off() {
 #[test]
 fn a_dry_run_touches_nothing_and_one_daemon_is_enough() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::mine("bldry");
-    let mut job = Job::start(steps(&place, "j", &server.address));
+    let place = GpuSteps::mine("bldry");
+    let mut job = Job::start_recovering(steps(&place, "j", &server.address));
     job.read_to(10);
     let before = job.proxies();
     // It has nothing to do.
@@ -243,12 +243,12 @@ fn a_dry_run_touches_nothing_and_one_daemon_is_enough() {
 }
 
 /// A job that waits in the middle of a move by a daemon, until the file is gone.
-fn moving(name: &str, server: &Served) -> (Place, Job, Balance, PathBuf) {
-    let place = Place::mine(name);
+fn moving(name: &str, server: &Served) -> (GpuSteps, Job, Balance, PathBuf) {
+    let place = GpuSteps::mine(name);
     let held = place.world.home().join("held");
     let mut command = steps(&place, "j", &server.address);
     command.env("KEDGE_HOLD_MOVE", format!("round:{}", held.display()));
-    let mut job = Job::start(command);
+    let mut job = Job::start_recovering(command);
     job.read_to(10);
     let mut balance = Balance::start(&place, &["soft", &server.address], &[]);
     balance.next("decides");
@@ -256,7 +256,7 @@ fn moving(name: &str, server: &Served) -> (Place, Job, Balance, PathBuf) {
     (place, job, balance, held)
 }
 
-fn comes_home(place: &Place, mut job: Job) {
+fn comes_home(place: &GpuSteps, mut job: Job) {
     wait_for("it does not come home", || is_on(place) == "soft");
     wait_for("the old proxy is still there", || job.proxies().len() == 1);
     job.read_to(job.step + 20);
@@ -295,8 +295,8 @@ fn one_that_is_interrupted_waits_for_the_move() {
 #[test]
 fn a_predicted_gain_decides_where_there_is_one() {
     let server = Served::start(&["--gpu", "soft"]);
-    let place = Place::mine("blgain");
-    let mut job = Job::start(steps(&place, "j", &server.address));
+    let place = GpuSteps::mine("blgain");
+    let mut job = Job::start_recovering(steps(&place, "j", &server.address));
     job.read_to(10);
     let costs = |call: f64| {
         json!({

@@ -307,7 +307,7 @@ fn a_supervisor_that_is_killed_at_the_decision_leaves_it_here() {
     job.read_to(5);
     let mover = hosts.migrate(&[]).spawn().expect("kedge");
     until("the decision", || file.exists());
-    send("KILL", &[job.kedge()]);
+    send("KILL", &[job.supervisor()]);
     let output = mover.wait_with_output().expect("its end");
     assert!(!output.status.success(), "{output:?}");
     job.drain();

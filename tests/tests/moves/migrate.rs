@@ -1,8 +1,8 @@
 //! A running job's devices move to other proxies, and nobody notices: also where one of those that
 //! take part ends in any phase.
-use kedge_tests::back::{Job, Place, STEPS, wait_for};
-use kedge_tests::job::{User, children, family, is_alive, send};
-use kedge_tests::world::{failure, jobs_in, stderr};
+use kedge_tests::gpu_steps::{GpuSteps, STEPS};
+use kedge_tests::job::{Job, User, children, family, is_alive, send};
+use kedge_tests::world::{failure, jobs_in, stderr, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ const AFTER: [&str; 2] = ["owned", "departed"];
 const MOVE: [&str; 4] = ["migrate", "j", "--to", "soft"];
 
 /// A job of many steps, whose moves stop at `phase` until [`Held::go`].
-fn held_at(place: &Place, phase: &str, options: &[&str]) -> (Job, Held) {
+fn held_at(place: &GpuSteps, phase: &str, options: &[&str]) -> (Job, Held) {
     let file = place.world.home().join(format!("held-{phase}"));
     let mut command = steps(place, options);
     command.env("KEDGE_HOLD_MOVE", format!("{phase}:{}", file.display()));
-    (Job::start(command), Held { file })
+    (Job::start_recovering(command), Held { file })
 }
 
-fn steps(place: &Place, options: &[&str]) -> Command {
+fn steps(place: &GpuSteps, options: &[&str]) -> Command {
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j"];
     place.kedge(&[&run[..], options, &["--", &program, MANY_STEPS, "5"]].concat())
@@ -46,7 +46,7 @@ impl Held {
 }
 
 /// The command, while it waits.
-fn begin(place: &Place) -> Child {
+fn begin(place: &GpuSteps) -> Child {
     place.kedge(&MOVE).spawn().expect("kedge")
 }
 
@@ -55,7 +55,7 @@ fn result(child: Child) -> Output {
 }
 
 /// Moves it: the one proxy that it has then is another.
-fn moved(place: &Place, job: &Job) -> Vec<Value> {
+fn moved(place: &GpuSteps, job: &Job) -> Vec<Value> {
     let before = job.proxies();
     let output = place.output(&[&MOVE[..], &["--json"]].concat());
     assert!(output.status.success(), "{}; {}", stderr(&output), place.log());
@@ -77,7 +77,7 @@ fn goes_on(job: &mut Job) {
 #[test]
 fn a_program_moves_three_times_in_a_row_and_ends_well() {
     for (name, user) in [("mv3", User::Same), ("mv3u", User::Nobody)] {
-        let Some(place) = Place::new(name, user) else { continue };
+        let Some(place) = GpuSteps::new(name, user) else { continue };
         let mut job = place.start(&[]);
         job.read_to(10);
         for _ in 0..3 {
@@ -98,8 +98,8 @@ fn a_program_moves_three_times_in_a_row_and_ends_well() {
 /// rounds.
 #[test]
 fn what_changes_between_rounds_leaves_the_rest_as_it_is() {
-    let place = Place::of("gpu_arrays", "mvarr", User::Same).expect("a program");
-    let mut job = Job::start(steps(&place, &[]));
+    let place = GpuSteps::of("gpu_arrays", "mvarr", User::Same).expect("a program");
+    let mut job = Job::start_recovering(steps(&place, &[]));
     job.read_to(10);
     for _ in 0..8 {
         moved(&place, &job);
@@ -120,11 +120,12 @@ fn event<'a>(events: &'a [Value], name: &str) -> &'a Value {
 /// Modules that come and go between all rounds: all is made anew in the pause, after some tries.
 #[test]
 fn what_cannot_be_followed_moves_within_the_pause() {
-    let place = Place::of("gpu_arrays", "mvanew", User::Same).expect("a program");
+    let place = GpuSteps::of("gpu_arrays", "mvanew", User::Same).expect("a program");
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j", "--"];
-    let mut job =
-        Job::start(place.kedge(&[&run[..], &[&program, MANY_STEPS, "5", "modules"]].concat()));
+    let mut job = Job::start_recovering(
+        place.kedge(&[&run[..], &[&program, MANY_STEPS, "5", "modules"]].concat()),
+    );
     job.read_to(10);
     let before = job.proxies();
     let output = place.output(&[&MOVE[..], &["--rounds", "100", "--json"]].concat());
@@ -144,8 +145,8 @@ fn what_cannot_be_followed_moves_within_the_pause() {
 /// A program that changes its memory faster than that crosses, at this rate.
 #[test]
 fn a_pause_that_is_too_long_is_for_who_asks_for_it() {
-    let place = Place::mine("mvlong");
-    let mut job = Job::start(steps(&place, &[]));
+    let place = GpuSteps::mine("mvlong");
+    let mut job = Job::start_recovering(steps(&place, &[]));
     job.read_to(10);
     let before = job.proxies();
     let slowly =
@@ -170,7 +171,7 @@ fn a_pause_that_is_too_long_is_for_who_asks_for_it() {
 /// One that answers nobody, where the new one has its client.
 #[test]
 fn a_source_that_hangs_after_the_client_has_moved_is_ended() {
-    let place = Place::mine("mvhang");
+    let place = GpuSteps::mine("mvhang");
     let (mut job, held) = held_at(&place, "owned", &[]);
     job.read_to(10);
     let source = job.proxies();
@@ -192,12 +193,12 @@ fn a_source_that_hangs_after_the_client_has_moved_is_ended() {
 /// Clients that come and go all the time: a move of the job comes to its end.
 #[test]
 fn processes_that_start_meanwhile_hold_up_no_move() {
-    let place = Place::mine("mvmore");
+    let place = GpuSteps::mine("mvmore");
     let program = place.program.display().to_string();
     let script =
         format!("while :; do {program} 3 1 >/dev/null; done & exec {program} {MANY_STEPS} 5");
     let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"];
-    let mut job = Job::start(place.kedge(&[&run[..], &["sh", "-c", &script]].concat()));
+    let mut job = Job::start_recovering(place.kedge(&[&run[..], &["sh", "-c", &script]].concat()));
     job.read_to(10);
     for _ in 0..3 {
         let output = place.output(&[&MOVE[..], &["--json"]].concat());
@@ -215,8 +216,8 @@ fn processes_that_start_meanwhile_hold_up_no_move() {
 
 #[test]
 fn many_moves_leave_nothing_behind() {
-    let place = Place::mine("mvmany");
-    let mut job = Job::start(steps(&place, &[]));
+    let place = GpuSteps::mine("mvmany");
+    let mut job = Job::start_recovering(steps(&place, &[]));
     job.read_to(10);
     let supervisor = job.supervisor();
     let open = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count();
@@ -266,7 +267,7 @@ fn many_moves_leave_nothing_behind() {
 #[test]
 fn a_target_that_is_killed_before_it_has_the_client_changes_nothing() {
     for phase in BEFORE {
-        let place = Place::mine("mvtgt");
+        let place = GpuSteps::mine("mvtgt");
         let (mut job, held) = held_at(&place, phase, &[]);
         job.read_to(10);
         let source = job.proxies();
@@ -290,7 +291,7 @@ fn a_target_that_is_killed_before_it_has_the_client_changes_nothing() {
 #[test]
 fn a_source_that_is_killed_after_the_client_has_moved_changes_nothing() {
     for phase in AFTER {
-        let place = Place::mine("mvsrc");
+        let place = GpuSteps::mine("mvsrc");
         let (mut job, held) = held_at(&place, phase, &[]);
         job.read_to(10);
         let source = job.proxies();
@@ -310,10 +311,10 @@ fn a_source_that_is_killed_after_the_client_has_moved_changes_nothing() {
 #[test]
 fn a_job_that_loses_either_proxy_while_it_moves_goes_back_to_its_image() {
     for (phase, of_source) in [("round", true), ("paused", true), ("owned", false)] {
-        let place = Place::mine("mvback");
+        let place = GpuSteps::mine("mvback");
         let (mut job, held) = held_at(&place, phase, &["--recover"]);
         job.read_to(10);
-        place.checkpoint();
+        place.checkpoint(&[]);
         job.read_to(job.step + 5);
         let source = job.proxies();
         let moving = begin(&place);
@@ -335,7 +336,7 @@ fn a_job_that_loses_either_proxy_while_it_moves_goes_back_to_its_image() {
 #[test]
 fn a_supervisor_that_is_killed_leaves_the_client_on_exactly_one() {
     for phase in ["shown", "round", "paused", "crossed", "owned", "departed"] {
-        let place = Place::mine("mvsup");
+        let place = GpuSteps::mine("mvsup");
         let (mut job, held) = held_at(&place, phase, &[]);
         job.read_to(10);
         let source = job.proxies();
@@ -356,7 +357,7 @@ fn a_supervisor_that_is_killed_leaves_the_client_on_exactly_one() {
 #[test]
 fn a_client_that_dies_in_any_phase_leaves_nothing() {
     for phase in BEFORE.into_iter().chain(AFTER) {
-        let place = Place::mine("mvcli");
+        let place = GpuSteps::mine("mvcli");
         let (mut job, held) = held_at(&place, phase, &[]);
         job.read_to(10);
         let proxies = job.proxies();
@@ -380,7 +381,7 @@ fn a_client_that_dies_in_any_phase_leaves_nothing() {
 
 #[test]
 fn a_checkpoint_meanwhile_is_refused_by_name_and_later_ones_are_whole() {
-    let place = Place::mine("mvckpt");
+    let place = GpuSteps::mine("mvckpt");
     let (mut job, held) = held_at(&place, "round", &[]);
     job.read_to(10);
     let moving = begin(&place);
@@ -391,10 +392,10 @@ fn a_checkpoint_meanwhile_is_refused_by_name_and_later_ones_are_whole() {
     assert!(said.contains("a move of this job is under way"), "{said}");
     held.go();
     assert!(result(moving).status.success());
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
     job.kill();
-    let mut again = Job::spawn(place.restart(&image, &[]), &nonce);
+    let mut again = Job::spawn_recovering(place.to_restart(&image, &[]), &nonce);
     again.read_to(20);
     // A restarted job moves as well.
     let output = place.output(&MOVE);
@@ -409,16 +410,16 @@ fn a_checkpoint_meanwhile_is_refused_by_name_and_later_ones_are_whole() {
 /// What follows writes for a move takes nothing away from the images that build on each other.
 #[test]
 fn an_image_after_a_move_that_failed_holds_all_that_has_changed() {
-    let place = Place::of("gpu_blocks", "mvinc", User::Same).expect("a program");
+    let place = GpuSteps::of("gpu_blocks", "mvinc", User::Same).expect("a program");
     let held = Held { file: place.world.home().join("held-round") };
     let program = place.program.display().to_string();
     let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--incremental", "--job", "j"];
     let mut command =
         place.kedge(&[&run[..], &["--", &program, MANY_STEPS, "20", "32", "1"]].concat());
     command.env("KEDGE_HOLD_MOVE", format!("round:{}", held.file.display()));
-    let mut job = Job::start(command);
+    let mut job = Job::start_recovering(command);
     job.read_to(5);
-    place.checkpoint();
+    place.checkpoint(&[]);
     job.read_to(job.step + 3);
     let source = job.proxies();
     let moving = begin(&place);
@@ -429,10 +430,10 @@ fn an_image_after_a_move_that_failed_holds_all_that_has_changed() {
     held.go();
     assert!(failure(&result(moving)).contains("stays where it is"));
     job.read_to(job.step + 3);
-    let image = place.checkpoint();
+    let image = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
     job.kill();
-    let mut again = Job::spawn(place.restart(&image, &[]), &nonce);
+    let mut again = Job::spawn_recovering(place.to_restart(&image, &[]), &nonce);
     again.read_to(1);
     goes_on(&mut again);
     send("KILL", &family(again.supervisor()));
@@ -442,8 +443,8 @@ fn an_image_after_a_move_that_failed_holds_all_that_has_changed() {
 
 #[test]
 fn a_check_moves_nothing() {
-    let place = Place::mine("mvcheck");
-    let mut job = Job::start(steps(&place, &[]));
+    let place = GpuSteps::mine("mvcheck");
+    let mut job = Job::start_recovering(steps(&place, &[]));
     job.read_to(10);
     let proxies = job.proxies();
     let output = place.output(&[&MOVE[..], &["--check"]].concat());
@@ -463,8 +464,8 @@ fn a_check_moves_nothing() {
 
 #[test]
 fn what_cannot_be_is_refused_by_name() {
-    let place = Place::mine("mvno");
-    let mut job = Job::start(steps(&place, &[]));
+    let place = GpuSteps::mine("mvno");
+    let mut job = Job::start_recovering(steps(&place, &[]));
     job.read_to(10);
     for (to, why) in [("local:63", "no device"), ("soft:3", "as yet"), ("soft:x", "--to soft:x")] {
         let said = failure(&place.output(&["migrate", "j", "--to", to]));

@@ -1,9 +1,9 @@
 //! When a job's devices move: at a time, when the job is idle, when others are free, and from its
 //! start on.
-use kedge_tests::back::{Job, Place, wait_for};
-use kedge_tests::job::send;
+use kedge_tests::gpu_steps::GpuSteps;
+use kedge_tests::job::{Job, send};
 use kedge_tests::server::Served;
-use kedge_tests::world::{failure, jobs_in, stderr};
+use kedge_tests::world::{failure, jobs_in, stderr, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
@@ -15,13 +15,13 @@ const MANY_STEPS: &str = "100000";
 /// Nobody listens there.
 const NOWHERE: &str = "127.0.0.1:1";
 
-fn steps(place: &Place, options: &[&str]) -> Command {
+fn steps(place: &GpuSteps, options: &[&str]) -> Command {
     let program = place.program.display().to_string();
     let run = ["run", "--job", "j"];
     place.kedge(&[&run[..], options, &["--", &program, MANY_STEPS, "5"]].concat())
 }
 
-fn is_on(place: &Place) -> String {
+fn is_on(place: &GpuSteps) -> String {
     let rows = place.output(&["ps", "--json"]).stdout;
     let rows: Value = serde_json::from_slice(&rows).expect("rows");
     // What looks whether devices are free is a job, too.
@@ -37,7 +37,7 @@ struct Waits {
 }
 
 impl Waits {
-    fn start(place: &Place, options: &[&str]) -> Waits {
+    fn start(place: &GpuSteps, options: &[&str]) -> Waits {
         let migrate = [&["migrate", "j", "--json"], options].concat();
         let mut child = place.kedge(&migrate).spawn().expect("kedge");
         let events = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -59,8 +59,8 @@ impl Waits {
 
 #[test]
 fn a_move_waits_for_its_time() {
-    let place = Place::mine("mwtime");
-    let mut job = Job::start(steps(&place, &["--gpu", "soft"]));
+    let place = GpuSteps::mine("mwtime");
+    let mut job = Job::start_recovering(steps(&place, &["--gpu", "soft"]));
     job.read_to(10);
     let (before, begin) = (job.proxies(), Instant::now());
     let mut waits = Waits::start(&place, &["--to", "soft", "--when", "+1500ms"]);
@@ -81,8 +81,8 @@ fn a_move_waits_for_its_time() {
 
 #[test]
 fn a_job_moves_once_it_asks_nothing_of_its_devices() {
-    let place = Place::mine("mwidle");
-    let mut job = Job::start(steps(&place, &["--gpu", "soft"]));
+    let place = GpuSteps::mine("mwidle");
+    let mut job = Job::start_recovering(steps(&place, &["--gpu", "soft"]));
     job.read_to(10);
     let before = job.proxies();
     let mut waits = Waits::start(&place, &["--to", "soft", "--when", "idle"]);
@@ -115,8 +115,9 @@ fn a_job_begins_elsewhere_and_moves_when_devices_are_free() {
     for (name, from, to) in
         [("mwhome", &server.address[..], "soft"), ("mwaway", "soft", &server.address)]
     {
-        let place = Place::mine(name);
-        let mut job = Job::start(steps(&place, &["--gpu", from, "--move-to", to, "--when-free"]));
+        let place = GpuSteps::mine(name);
+        let mut job =
+            Job::start_recovering(steps(&place, &["--gpu", from, "--move-to", to, "--when-free"]));
         let begin = Instant::now();
         while is_on(&place) != to {
             assert!(begin.elapsed() < Duration::from_secs(90), "{name}: {}", place.log());
@@ -127,7 +128,7 @@ fn a_job_begins_elsewhere_and_moves_when_devices_are_free() {
         job.kill();
         place.nothing_runs();
     }
-    let place = Place::mine("mwcpu");
+    let place = GpuSteps::mine("mwcpu");
     let said = failure(&place.output(&["run", "--gpu", "none", "--move-to", "soft", "--", "true"]));
     assert!(said.contains("--move-to"), "{said}");
 }
@@ -135,11 +136,11 @@ fn a_job_begins_elsewhere_and_moves_when_devices_are_free() {
 /// What is to move a job leaves alone who gets its name later.
 #[test]
 fn a_later_job_of_the_same_name_stays_where_it_is() {
-    let place = Place::mine("mwother");
+    let place = GpuSteps::mine("mwother");
     let run = ["run", "--gpu", "soft", "--job", "j"];
     let typo = ["--move-to", "soft", "--", "/nowhere/at/all"];
     assert!(!place.output(&[&run[..], &typo].concat()).status.success());
-    let mut first = Job::start(steps(&place, &["--gpu", "soft"]));
+    let mut first = Job::start_recovering(steps(&place, &["--gpu", "soft"]));
     first.read_to(10);
     let trying = place.kedge(&["migrate", "j", "--to", NOWHERE, "--keep-trying"]).spawn();
     let mut trying = trying.expect("kedge");
@@ -148,7 +149,7 @@ fn a_later_job_of_the_same_name_stays_where_it_is() {
     assert!(line.contains("tried again in 5 s"), "{line}");
     assert!(!place.log().contains("has moved"), "for one that has not begun: {}", place.log());
     first.kill();
-    let mut second = Job::start(steps(&place, &["--gpu", "soft"]));
+    let mut second = Job::start_recovering(steps(&place, &["--gpu", "soft"]));
     second.read_to(10);
     let line = said.next().expect("a line").expect("text");
     assert!(line.contains("has ended"), "{line}");
@@ -161,9 +162,9 @@ fn a_later_job_of_the_same_name_stays_where_it_is() {
 /// Nothing of the job is touched meanwhile, and who waits ends with the job.
 #[test]
 fn devices_that_are_not_there_are_waited_for() {
-    let place = Place::mine("mwfree");
+    let place = GpuSteps::mine("mwfree");
     let beside = ["--gpu", "soft", "--move-to", NOWHERE, "--when-free"];
-    let mut job = Job::start(steps(&place, &beside));
+    let mut job = Job::start_recovering(steps(&place, &beside));
     job.read_to(10);
     let before = job.proxies();
     wait_for("the log has no reason", || {
@@ -199,8 +200,8 @@ fn devices_that_are_not_there_are_waited_for() {
 /// As one is for a while that goes back to an image.
 #[test]
 fn a_job_that_does_not_answer_is_asked_again() {
-    let place = Place::mine("mwsilent");
-    let mut job = Job::start(steps(&place, &["--gpu", "soft"]));
+    let place = GpuSteps::mine("mwsilent");
+    let mut job = Job::start_recovering(steps(&place, &["--gpu", "soft"]));
     job.read_to(10);
     let before = job.proxies();
     let control = jobs_in(&place.world.home()).join("j/control");

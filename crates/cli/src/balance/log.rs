@@ -2,8 +2,8 @@
 
 use super::decide::{Trigger, Wait};
 use crate::output;
-use crate::size::Size;
 use crate::time::Time;
+use kedge_control::size::Size;
 use serde::Serialize;
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -2,10 +2,10 @@
 
 use crate::Failure;
 use crate::readiness;
-use crate::size::Size;
 use clap::Args;
 use kedge_cache::partner::{self, Partner, PartnerSpec};
 use kedge_cache::spec;
+use kedge_control::size::Size;
 use kedge_keys::Keys;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

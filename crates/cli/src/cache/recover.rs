@@ -2,10 +2,10 @@
 
 use crate::Failure;
 use crate::output;
-use crate::size::Size;
 use clap::{Args, ValueEnum};
 use kedge_cache::daemon::{self, Discard};
 use kedge_cache::spec;
+use kedge_control::size::Size;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]

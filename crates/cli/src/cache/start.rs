@@ -3,11 +3,11 @@
 use crate::Failure;
 use crate::output;
 use crate::readiness;
-use crate::size::Size;
 use clap::{Args, ValueEnum};
 use kedge_cache::daemon;
 use kedge_cache::spec::{self, DeviceSpec, Fsync, Medium, PartnerAddress, Spec, TierSpec};
 use kedge_control::gpu::GpuSpec;
+use kedge_control::size::Size;
 use kedge_supervisor::Parts;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::path::PathBuf;

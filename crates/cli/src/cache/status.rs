@@ -3,10 +3,10 @@
 use super::ask;
 use crate::Failure;
 use crate::output::{self, BAD, DIM, PLAIN, Table};
-use crate::size::Size;
 use clap::Args;
 use kedge_cache::control::{self, Answer, Ask, DeviceStatus, Status};
 use kedge_cache::partner::PartnerStatus;
+use kedge_control::size::Size;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]

@@ -2,8 +2,8 @@
 
 use super::{Check, Status};
 use crate::child::{Place, probe};
-use crate::size::Size;
 use kedge_control::gpu::GpuSpec;
+use kedge_control::size::Size;
 use kedge_supervisor::Parts;
 use kedge_supervisor::jobs::Jobs;
 use rustix::fs::statvfs;

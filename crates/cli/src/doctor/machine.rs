@@ -1,8 +1,8 @@
 //! The machine: processor, memory, kernel, limits.
 
 use super::{Check, Status};
-use crate::size::Size;
 use kedge_control::gpu::default_memory;
+use kedge_control::size::Size;
 use kedge_process::kernel::{self, Feature, Stops};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::{Resource, getrlimit};

@@ -2,9 +2,8 @@
 //! back, and must go on where it was.
 
 use super::{Check, Status};
-use crate::bench::process::job::Taken;
-use crate::bench::scratch::Scratch;
 use crate::child::{end, last_words, read_lines, read_stderr, reason};
+use kedge_bench::{Scratch, Taken};
 use kedge_control::gpu::GpuSpec;
 use kedge_process::kernel;
 use kedge_supervisor::kedge_again;

@@ -4,7 +4,7 @@ use super::devices::{Devices, Memory};
 use super::name;
 use crate::Failure;
 use crate::output::{self, PLAIN, Table};
-use crate::size::Size;
+use kedge_control::size::Size;
 use kedge_gpu_image::is_of_place;
 use kedge_image::layout::Kind;
 use kedge_image::{Codec, ImageFile, Manifest};

@@ -1,7 +1,7 @@
 //! What `kedge inspect` shows of devices.
 
 use crate::output::{self, PLAIN, Table};
-use crate::size::Size;
+use kedge_control::size::Size;
 use kedge_gpu_image::{MemoryContents, contents};
 use kedge_image::ImageFile;
 use serde::Serialize;

@@ -9,10 +9,10 @@ pub(crate) mod verify;
 
 use crate::Failure;
 use crate::output::{self, BAD, DIM, FAIR, GOOD, PLAIN, Table};
-use crate::size::Size;
 use anstyle::Style;
 use clap::Args;
 use kedge_control::joblog;
+use kedge_control::size::Size;
 use kedge_image::{Found, ImageError, Manifest, State, catalogue};
 use kedge_supervisor::jobs::{self, JobName, Jobs};
 use kedge_supervisor::policy;

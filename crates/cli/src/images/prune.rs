@@ -3,9 +3,9 @@
 use super::{date, name, real};
 use crate::Failure;
 use crate::output::{self, PLAIN, Table};
-use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_control::size::Size;
 use kedge_image::{Found, State, catalogue};
 use kedge_supervisor::policy;
 use rustix::process::geteuid;

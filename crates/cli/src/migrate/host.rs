@@ -8,9 +8,9 @@
 use super::{MAX_PAUSE, MigrateArgs};
 use crate::Failure;
 use crate::output;
-use crate::size::Size;
 use kedge_control::gpu::DEFAULT_PORT;
 use kedge_control::job::Moved;
+use kedge_control::size::Size;
 use kedge_image::{ImageError, MANIFEST, Manifest};
 use kedge_remote::{JobLine, JobLineError, ToTaker, draw_session_key};
 use kedge_supervisor::control::{self, Content, DepartAskError, Order, Progress, Sending, Until};

@@ -5,12 +5,12 @@ mod when;
 
 use crate::Failure;
 use crate::output;
-use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::note;
+use kedge_control::size::Size;
 use kedge_supervisor::Supervisor;
 use kedge_supervisor::control::{self, AskError, Migrate, Moving, Settles};
 use kedge_supervisor::jobs::{JobName, Jobs};

@@ -2,11 +2,10 @@
 
 use super::costs::{Costs, FORMAT, Model, Moving};
 use super::line::{Line, shortest};
-use crate::bench::process::job::Job;
-use crate::bench::scratch::Scratch;
 use crate::child::{self, Place};
 use crate::output;
 use crate::progress::Progress;
+use kedge_bench::{Job, Scratch};
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::{READS, Series, WRITES};
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 use super::view::{Deed, Note, Target};
 use crate::kill;
 use crate::progress::Speed;
-use crate::size::Size;
+use kedge_control::size::Size;
 use kedge_supervisor::control::{self, Kill, Order, Progress, Sending, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use std::collections::BTreeSet;
