@@ -155,9 +155,9 @@ impl Client {
         }
     }
 
-    /// Arrives as [`Client::arrive`] does, for a series of `members` members on the coordinator's
-    /// host, whose steps are 1, 2, 3 and so on. They meet in memory, so that all go on by one call
-    /// of the last one; the coordinator only watches that they live.
+    /// Arrives as [`Client::arrive`] does, for a series of node scope that has `members` members,
+    /// whose steps are 1, 2, 3 and so on. They meet in memory, so that all go on by one call of the
+    /// last one; the coordinator only watches that they live.
     pub fn meet(
         &mut self,
         series: &Series,
@@ -184,16 +184,6 @@ impl Client {
                 }
             }
         }
-    }
-
-    /// Returns at once, with an error if a series of [`Client::meet`] is broken: by whom, and why.
-    /// One that meets nowhere yet is not.
-    pub fn is_whole(&mut self, series: &Series, members: u32) -> Result<(), ClientError> {
-        let left = |(of, page): &(Series, Page)| of == series && page.has_been_left();
-        let Some(index) = self.pages.iter().position(left) else { return Ok(()) };
-        // The coordinator knows why; another one than that which has marked it has a new page.
-        self.pages.swap_remove(index);
-        self.open_page(series, members).map(drop)
     }
 
     /// Asks where the series meets: its place in `pages`.

@@ -86,8 +86,7 @@ wire! {
         Look = 7 { at: Notice, after: u64, wait_ms: u32 },
         /// The job's parts.
         Members = 8 {},
-        /// Takes part in a series of so many members, which meet in memory: all of them on the
-        /// coordinator's host.
+        /// Takes part in a series of so many members on one node, which meet in memory.
         Meet = 9 { series: Series, members: u32 },
     }
 

@@ -164,12 +164,8 @@ fn who_ends_breaks_a_meeting_in_memory_by_name() {
 fn a_meeting_in_memory_that_is_broken_is_so_for_all_and_a_new_one_is_not() {
     let world = World::new("meeting-broken");
     let (mut one, mut other) = two_that_meet(&world);
-    one.is_whole(&Series::of_node("s"), 2).unwrap();
-    other.is_whole(&Series::of_node("never met"), 2).unwrap();
     one.break_series(&Series::of_node("s"), "no room").unwrap();
     for client in [&mut one, &mut other] {
-        let told = client.is_whole(&Series::of_node("s"), 2).unwrap_err();
-        assert!(matches!(&told, ClientError::Broken { why, .. } if why == "no room"), "{told}");
         let broken = client.meet(&Series::of_node("s"), 2, 2, TIMEOUT).unwrap_err();
         assert!(matches!(&broken, ClientError::Broken { why, .. } if why == "no room"), "{broken}");
     }
@@ -181,11 +177,13 @@ fn a_meeting_in_memory_that_is_broken_is_so_for_all_and_a_new_one_is_not() {
 }
 
 #[test]
-fn a_meeting_in_memory_is_for_so_many_members_and_for_one_way() {
+fn a_meeting_in_memory_is_for_one_node_and_for_one_way() {
     let world = World::new("meeting-refused");
     let mut one = world.join("one", true);
     let short = Duration::from_millis(20);
     let who = Who::Count { members: 2 };
+    let far = one.meet(&Series::of_job("s"), 1, 2, short).unwrap_err();
+    assert!(far.to_string().contains("on one node"), "{far}");
     let many = one.meet(&Series::of_node("s"), 1, 5000, short).unwrap_err();
     assert!(many.to_string().contains("4096"), "{many}");
     assert!(matches!(one.meet(&Series::of_node("s"), 1, 2, short), Err(ClientError::Late)));

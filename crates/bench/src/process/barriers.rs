@@ -68,7 +68,7 @@ pub fn member(folder: &Path, index: u32) -> Result<Vec<f64>, String> {
     let folder = PathBuf::from(folder);
     let find = Box::new(move || connect(&folder));
     let mut client = Client::join(&member, find).map_err(|error| error.to_string())?;
-    let series = Barriers::of_job("rounds");
+    let series = Barriers::of_node("rounds");
     let mut arrive =
         |step| client.meet(&series, step, PROCESSES, TIMEOUT).map_err(|error| error.to_string());
     arrive(ASSEMBLED)?;

@@ -1,7 +1,7 @@
 //! Barriers: series of steps, at each of which members wait for each other.
 
 use super::{Conn, Place, State, Waiting};
-use crate::message::{MAX_MEMBERS, Name, Reply, Series, Who, Why};
+use crate::message::{MAX_MEMBERS, Name, Reply, Scope, Series, Who, Why};
 use kedge_barrier::{LAST, Page};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl State {
     /// Lets `conn` have the page at which the series meets.
     pub(super) fn meet(&mut self, conn: Conn, series: &Series, members: u32) {
         let place = self.place_of(conn, series);
-        let page = match self.page_at(&place, members) {
+        let page = match self.page_at(&place, series, members) {
             Ok(page) => page,
             Err(why) => return self.reply(conn, Reply::Refused { why: Why::truncated(why) }),
         };
@@ -96,7 +96,10 @@ impl State {
     }
 
     /// Returns the page that there is, or a new one.
-    fn page_at(&self, place: &Place, members: u32) -> Result<Arc<Page>, String> {
+    fn page_at(&self, place: &Place, series: &Series, members: u32) -> Result<Arc<Page>, String> {
+        if series.scope != (Scope::Node {}) {
+            return Err("only members on one node can meet in memory".to_owned());
+        }
         if members == 0 || members as usize > MAX_MEMBERS {
             return Err(format!("a barrier has 1 to {MAX_MEMBERS} members"));
         }

@@ -1,6 +1,5 @@
 //! Where the parts of a job meet during a checkpoint. All steps are of one series of barriers, so
-//! what fails in one part fails, by name, in all of them. Parts of one host meet in memory that
-//! they share, so that all go on by one call of the last one; others by messages.
+//! what fails in one part fails, by name, in all of them.
 
 use crate::job::joint::{Joint, SPACE};
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
@@ -64,8 +63,6 @@ pub(crate) enum Builds {
 pub(crate) struct Meeting {
     client: Mutex<Client>,
     series: Series,
-    /// Whether all parts are on this host, and meet in memory.
-    near: bool,
     /// No other meeting has it.
     id: String,
     /// What this part has told the others of its connections.
@@ -95,13 +92,10 @@ pub(crate) enum Role {
 impl Meeting {
     /// Of a job of so many parts.
     pub(crate) fn new(joint: &Joint, client: Client, id: &str, parts: u32, role: Role) -> Meeting {
-        // Parts of another version, which met at other steps or elsewhere, meet nobody here.
-        let near = joint.place.far.is_none();
-        let way = if near { ", in memory" } else { "" };
         Meeting {
             client: Mutex::new(client),
-            series: Series::of_job(&format!("{id}, in eight steps{way}")),
-            near,
+            // Parts of another version, which met at other steps, meet nobody here.
+            series: Series::of_job(&format!("{id}, in eight steps")),
             id: id.to_owned(),
             told: Mutex::default(),
             waits: Mutex::default(),
@@ -172,21 +166,14 @@ impl Meeting {
         let _ = self.client().break_series(&self.series, why);
     }
 
-    /// Waits for everybody at `step`, for so long.
-    fn wait_at(&self, step: Step, wait: Duration) -> Result<(), ClientError> {
-        let who = Who::Count { members: self.members };
-        match self.near {
-            true => self.client().meet(&self.series, step as u32, self.members, wait),
-            false => self.client().arrive(&self.series, step as u64, who, wait),
-        }
-    }
-
     /// Waits for everybody at `step`.
     pub(crate) fn arrive(&self, step: Step) -> Result<(), String> {
         let patient = matches!(step, Step::Prepared | Step::Durable | Step::Committed);
         loop {
             let wait = if patient { LOOK } else { STILL };
-            match self.wait_at(step, wait) {
+            let who = Who::Count { members: self.members };
+            let arrived = self.client().arrive(&self.series, step as u64, who, wait);
+            match arrived {
                 Ok(()) => return Ok(()),
                 // Whoever was lost together with the coordinator is known by its folder.
                 Err(ClientError::Late) if patient => match self.joint.lost() {
@@ -303,7 +290,9 @@ impl Rendezvous for Meeting {
             Stage::Arrived => Step::Arrived,
             Stage::Offered | Stage::Bound => return Err(format!("no checkpoint has {stage:?}")),
         };
-        match self.wait_at(step, wait) {
+        let who = Who::Count { members: self.members };
+        let arrived = self.client().arrive(&self.series, step as u64, who, wait);
+        match arrived {
             Ok(()) => Ok(true),
             Err(ClientError::Late) => self.waits_on(step).map(|()| false),
             Err(error) => Err(error.to_string()),
@@ -312,11 +301,7 @@ impl Rendezvous for Meeting {
 
     fn still(&self) -> Result<(), String> {
         let everybody = Who::Count { members: u32::MAX };
-        let told = match self.near {
-            true => self.client().is_whole(&self.series, self.members),
-            false => self.client().arrive(&self.series, NOW, everybody, Duration::ZERO),
-        };
-        match told {
+        match self.client().arrive(&self.series, NOW, everybody, Duration::ZERO) {
             Ok(()) | Err(ClientError::Late) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
