@@ -107,7 +107,7 @@ fn refusals_that_take_long_are_no_more_than_a_few() {
     let scenario = Scenario::start("plugins_sockets.c", "vsock");
     let held = std::fs::read_dir(format!("/proc/{}/fd", scenario.pids[0])).unwrap().count();
     assert!(held > 2, "{held}");
-    let options = SurveyOptions { more: vec![&Hesitant], ..scenario.options() };
+    let options = SurveyOptions { more: vec![Arc::new(Hesitant)], ..scenario.options() };
     let refusals = Survey::of(&scenario.pids, &options).unwrap_err();
     assert!((1..=2).contains(&refusals.len()), "{}", refusals.len());
 }

@@ -427,16 +427,20 @@ impl Captured {
     /// Writes the files of the processes, and adds the temporary files to the descriptors whose
     /// names they have in memory. Also whether files refer to each other.
     fn write_memory(&mut self) -> Result<(Vec<FileEntry>, Settled, bool), EngineError> {
+        // Before the first is written, which may take long: names that clones are read for may be
+        // others then, and what is to be refused need not be written.
+        let here = Here::now()?;
+        let by = By { lookup: &self.lookup, descriptors: &self.descriptors, here: &here };
+        several::try_each_mut(&mut self.held, |held| held.describe(by))?;
         let names = Names::of(&self.passing, self.session.settled());
         let held = std::mem::take(&mut self.held);
         let held: Vec<_> = held.into_iter().map(|held| (held, Search::new(&names))).collect();
         held.iter().for_each(|(held, search)| held.sweep(search));
         let once = Once::of(held.iter().map(|(held, _)| &held.mappings[..]));
-        let (mut files, here) = (Vec::new(), Here::now()?);
-        let by = By { lookup: &self.lookup, descriptors: &self.descriptors, here: &here };
+        let mut files = Vec::new();
         for (held, search) in held {
             let once = (&once, &self.session.once);
-            files.extend(held.finish(&self.options, &search, once, by)?);
+            files.extend(held.finish(&self.options, &search, once)?);
         }
         files.extend(self.session.finish_referred()?);
         let forked = once.is_of_use() || self.session.once.is_of_use();

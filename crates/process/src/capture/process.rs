@@ -8,7 +8,7 @@ use super::memory::Unmapped;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
 use super::told::{Told, ToldThread};
-use super::{Ahead, Options, guards, notices, undo};
+use super::{Ahead, Options, guards, notices, refuse, undo};
 use crate::filters::program::Filter;
 use crate::freeze::beside;
 use crate::home::{self, Row, Ways};
@@ -75,6 +75,7 @@ pub(super) fn look(
     objects: &mut Objects,
     session: &mut Session,
 ) -> Result<Vec<Looked>, EngineError> {
+    refuse::one_memory(processes.iter().map(|process| process.main.pid()))?;
     let (mut all, mut told) = (Vec::with_capacity(processes.len()), told.into_iter());
     for some in processes.chunks_mut(SIDE_BY_SIDE) {
         let each = some.iter_mut().zip(told.by_ref());

@@ -5,10 +5,15 @@ use super::{guards, mapped};
 use crate::maps::{self, Mapping};
 use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
+use crate::track::compare_memory;
 use crate::vdso::NAME as VDSO;
 use crate::{EngineError, huge, rseq, several};
 use libc::pid_t;
 use rustix::process::geteuid;
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -42,7 +47,9 @@ impl Here {
 /// Looks at all processes of `roots` before one of them is stopped.
 pub(super) fn ahead(roots: &Roots) -> Result<(), EngineError> {
     let here = Here::now()?;
-    for pid in stop::alive(roots) {
+    let alive = stop::alive(roots);
+    one_memory(alive.iter().copied())?;
+    for pid in alive {
         match one(pid, &here) {
             // What has ended meanwhile is in nobody's way.
             Err(EngineError::Ended { .. }) => {}
@@ -77,16 +84,33 @@ pub(super) fn passes(error: &EngineError) -> bool {
 }
 
 /// Looks at one process again, and at no other: it may have removed the name of a file that it has
-/// just mapped, or be becoming another program. Names are looked up anew, too.
+/// just mapped, have opened what it maps since `is_held` was known, or be becoming another program.
+/// Names are looked up anew, too.
 fn mapped_again(pid: pid_t, is_held: impl Fn(u64, u64) -> bool) -> Result<(), EngineError> {
     let mut looks = 2;
     loop {
         thread::sleep(PAUSE);
-        match mapped(pid, &Lookup::default(), &is_held) {
+        let opened = opened(proc::reach(pid));
+        let is_held = |device, inode| opened.contains(&(device, inode)) || is_held(device, inode);
+        match mapped(pid, &Lookup::default(), is_held) {
             Err(error) if passes(&error) && looks < LOOKS => looks += 1,
             other => return other,
         }
     }
+}
+
+/// Device and inode of each file that `pid` has open, for more than its path.
+fn opened(pid: pid_t) -> BTreeSet<(u64, u64)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let file = |entry: fs::DirEntry| {
+        let file = fs::metadata(entry.path()).ok()?;
+        let number = entry.file_name();
+        let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display())).ok()?;
+        let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        let flags = i32::from_str_radix(flags.trim(), 8).ok()?;
+        (flags & libc::O_PATH == 0).then(|| (file.dev(), file.ino()))
+    };
+    entries.filter_map(file).collect()
 }
 
 fn mapped(
@@ -115,6 +139,27 @@ fn look_at_mapped(
     // One that is ending maps nothing any more.
     let has_code = mappings.is_empty() || mappings.iter().any(|mapping| mapping.name == VDSO);
     if has_code { Ok(()) } else { Err(EngineError::NoEntry { pid }) }
+}
+
+/// Refuses processes that have one memory (CLONE_VM without CLONE_THREAD): each would come back with
+/// a memory of its own.
+pub(super) fn one_memory(pids: impl Iterator<Item = pid_t>) -> Result<(), EngineError> {
+    // In kcmp's order. Those that cannot be compared have ended.
+    let mut ordered: Vec<pid_t> = Vec::new();
+    for pid in pids {
+        let compare = |other: &pid_t| compare_memory(*other, pid).unwrap_or(Ordering::Less);
+        match ordered.binary_search_by(compare) {
+            Err(at) => ordered.insert(at, pid),
+            Ok(at) => {
+                let other = ordered[at];
+                let what = format!(
+                    "it has one memory with process {other} (clone with CLONE_VM), which kedge cannot save yet"
+                );
+                return Err(EngineError::unsupported(pid, what));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn one(pid: pid_t, here: &Here) -> Result<(), EngineError> {
@@ -184,10 +229,9 @@ fn other_group<'a>(its: &'a str, own: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::{self, File};
+    use std::fs::File;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::MetadataExt;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{self, AtomicUsize};
 
     /// A child that maps what this process maps, and lives no longer than this.
     struct Forked(pid_t);
@@ -244,10 +288,10 @@ mod tests {
         let ((elsewhere, another), (inode, one)) = (held_by_child(&other), held_by_child(&path));
         let (seen, seen_elsewhere) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let is_held = |_, of: u64| {
-            if of == inode && seen.fetch_add(1, Ordering::SeqCst) == 0 {
+            if of == inode && seen.fetch_add(1, atomic::Ordering::SeqCst) == 0 {
                 fs::remove_file(&path).unwrap();
             }
-            seen_elsewhere.fetch_add(usize::from(of == elsewhere), Ordering::SeqCst);
+            seen_elsewhere.fetch_add(usize::from(of == elsewhere), atomic::Ordering::SeqCst);
             false
         };
         let looked = mapped_ahead(&Roots::These(vec![another.0, one.0]), is_held);

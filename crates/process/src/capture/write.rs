@@ -33,6 +33,13 @@ impl Held {
         }
     }
 
+    /// Adds what its clone has inherited to what is known of the process.
+    pub(super) fn describe(&mut self, by: By<'_>) -> Result<(), EngineError> {
+        let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
+        let described = by.describe(clone.pid(), &mut self.state);
+        described.map_err(|error| clone.why(self.state.ids.pid, error))
+    }
+
     /// Writes the process's files: they are on the disk when this returns. What several processes
     /// have is stored once, in what is written now and in what was written ahead.
     pub(super) fn finish(
@@ -40,10 +47,9 @@ impl Held {
         options: &Options,
         search: &Search,
         (once, once_ahead): (&Once, &Once),
-        by: By<'_>,
     ) -> Result<Vec<FileEntry>, EngineError> {
         let ahead = self.ahead.take();
-        let (state, writer) = self.write(options, search, once, by)?;
+        let (state, writer) = self.write(options, search, once)?;
         search.end();
         // What the kernel may drop is in no image. But another process has what was there when this
         // was written ahead, and keeps it.
@@ -60,7 +66,6 @@ impl Held {
         options: &Options,
         search: &Search,
         once: &Once,
-        by: By<'_>,
     ) -> Result<(ProcessState, ImageWriter), EngineError> {
         let Held { mut state, memory, mappings, writer, written, .. } = self;
         let (codec, pid) = (options.codec, state.ids.pid);
@@ -69,7 +74,6 @@ impl Held {
         match memory {
             Memory::Clone(clone, changes) => {
                 let write = || {
-                    by.describe(clone.pid(), &mut state)?;
                     queries::ask_clone(&clone, &mappings, &mut state)?;
                     // It has not inherited those of the mappings that are written already.
                     state.guards.extend(guards::of(clone.pid(), &mappings)?);

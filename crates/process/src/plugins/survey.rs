@@ -77,7 +77,7 @@ pub struct Survey<'a> {
 
 impl<'a> Survey<'a> {
     /// Looks at the processes `pids`, running or stopped. The refusals name all that cannot be
-    /// saved.
+    /// saved, or as much of it as is found in [`REFUSALS_TIMEOUT`].
     pub fn of(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
         // What has been closed while it was looked at cannot be known for what it was.
         let mut looked = Survey::looked(pids, options);

@@ -576,8 +576,8 @@ fn alone_with_their_memory(pids: &mut Vec<pid_t>) {
     pids.retain(|pid| !left_out.contains(pid));
 }
 
-/// The kernel's order of their memory.
-fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
+/// The kernel's order of their memory; `None` where they cannot be compared.
+pub(crate) fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
     const KCMP_VM: libc::c_int = 1;
     let (a, b) = (proc::reach(a), proc::reach(b));
     // SAFETY: this kind of kcmp takes no more arguments.
