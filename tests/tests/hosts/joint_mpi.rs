@@ -186,9 +186,9 @@ fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
                 }
                 // MPI was removing its folder when it was captured.
                 Some(125) => assert!(said.contains("is not there"), "round {round}: {said}"),
-                // Captured without its rank, it ends as MPI ends then: by that rank's signal, by one
-                // that another rank dies of meanwhile (10 of 800 runs of MPICH without kedge), or by
-                // an assertion of the launcher. What kedge itself fails with is 125.
+                // Captured without its rank, it ends as MPI ends then: by that rank's signal, by
+                // one that another rank dies of meanwhile (10 of 800 runs of MPICH without kedge),
+                // or by an assertion of the launcher. What kedge itself fails with is 125.
                 Some(status) => assert!(status != 0, "round {round}: {without_it:?}, {said}"),
                 None => panic!("round {round}: {back:?}"),
             }
