@@ -1,8 +1,8 @@
 //! Descriptors: what a job's processes hold open, saved from outside and made again.
 //!
 //! The engine knows no resource. A [`Plugin`] knows one kind of descriptor, and [`built_in`]
-//! makes kedge's own; docs/plugins.md shows how to add one. A checkpoint or a restart has plugins of
-//! its own, values that end with it. The engine's side has three moments:
+//! makes kedge's own; docs/plugins.md shows how to add one. A checkpoint or a restart has plugins
+//! of its own, values that end with it. The engine's side has three moments:
 //!
 //! 1. [`Survey::of`], before anything is stopped: every open file description of the job, and who
 //!    takes it. What cannot be saved is a [`Refusal`] that names it.
