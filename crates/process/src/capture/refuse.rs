@@ -141,8 +141,8 @@ fn look_at_mapped(
     if has_code { Ok(()) } else { Err(EngineError::NoEntry { pid }) }
 }
 
-/// Refuses processes that have one memory (CLONE_VM without CLONE_THREAD): each would come back with
-/// a memory of its own.
+/// Refuses processes that have one memory (CLONE_VM without CLONE_THREAD): each would come back
+/// with a memory of its own.
 pub(super) fn one_memory(pids: impl Iterator<Item = pid_t>) -> Result<(), EngineError> {
     // In kcmp's order. Those that cannot be compared have ended.
     let mut ordered: Vec<pid_t> = Vec::new();
