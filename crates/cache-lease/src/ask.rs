@@ -177,8 +177,10 @@ pub fn decode_ask(bytes: &[u8]) -> Option<Ask> {
 /// Reads `bytes` as each of what programs and a cache say about leases: what the fuzz target and
 /// its test hold these to. No bytes bring a reader to anything but `None`.
 pub fn check_bytes(bytes: &[u8]) {
-    let again = decode_ask(bytes).map(|ask| decode_ask(&encode_ask(&ask)));
-    debug_assert!(again.is_none_or(|again| again.is_some()), "a question is written as another");
+    if let Some(ask) = decode_ask(bytes) {
+        let again = decode_ask(&encode_ask(&ask)).map(|ask| (ask.start, ask.length));
+        assert_eq!(again, Some((ask.start, ask.length)), "a question is written as another");
+    }
     if let Some(lease) = LeaseRef::decode(bytes) {
         let mut path = [0; 4096];
         let _ = lease.path_of(Name::Shadow, &mut path).map(|path| path.to_bytes().len());
