@@ -294,11 +294,22 @@ static int forget_vdso(void) {
     return 1;
 }
 
+// A process whose memory is its parent's as well, until that ends.
+static int wait_for_the_parent(void *unused) {
+    (void)unused;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+}
+
 static int hold(const char *what) {
     if (is(what, "nothing")) return 0;
     if (is(what, "member_that_nobody_holds")) return watch_what_nobody_holds();
     if (is(what, "socket_with_a_program")) return filter_by_a_program();
     if (is(what, "no_vdso")) return forget_vdso();
+    if (is(what, "one_memory")) {
+        static char stack[64 << 10] __attribute__((aligned(16)));
+        return clone(wait_for_the_parent, stack + sizeof stack, CLONE_VM | SIGCHLD, 0) < 0;
+    }
     if (is(what, "seccomp_strict_later")) {
         static int ends[2];
         sigset_t set;

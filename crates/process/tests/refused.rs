@@ -12,7 +12,7 @@ use support::survive::{as_an_ordinary_user, installed};
 use support::{Folder, Running, alone, build, reap};
 
 /// What a program holds, and how the refusal names it: before anything is stopped.
-const REFUSED: [(&str, &str); 26] = [
+const REFUSED: [(&str, &str); 27] = [
     ("seccomp_strict", "strict mode"),
     ("namespace", "namespaces of its own"),
     ("ring_that_waits", "wait for something"),
@@ -39,6 +39,7 @@ const REFUSED: [(&str, &str); 26] = [
     ("socket_with_a_program", "SO_ATTACH_BPF"),
     ("no_vdso", "cannot be entered"),
     ("sandbox", "namespaces of its own"),
+    ("one_memory", "one memory with process"),
 ];
 
 /// What only the stopped threads can be asked for: see docs/checkpoint.md.
