@@ -181,6 +181,15 @@ pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
 }
 
+/// Looks again and again until `reached`; fails with `what` after 20 seconds.
+pub fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !reached() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,14 +201,5 @@ mod tests {
         sleep.arg("1000").current_dir(world.home());
         let _limit = Limit::new(world.0.clone(), Duration::from_millis(50));
         assert!(!sleep.output().expect("sleep").status.success());
-    }
-}
-
-/// Looks again and again until `reached`; fails with `what` after 20 seconds.
-pub fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !reached() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
