@@ -9,6 +9,7 @@ use rustix::fs::fstat;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 struct Ended(Child);
 
@@ -39,7 +40,16 @@ fn program(stream: &OwnedFd) -> Ended {
             _ => Err(std::io::Error::last_os_error()),
         });
     }
-    Ended(command.spawn().unwrap())
+    let program = Ended(command.spawn().unwrap());
+    // While it is loaded, it opens and closes files.
+    let sleeps = format!("{} ", libc::SYS_clock_nanosleep);
+    let begin = Instant::now();
+    let call = || std::fs::read_to_string(format!("/proc/{}/syscall", program.0.id()));
+    while !call().is_ok_and(|call| call.starts_with(&sleeps)) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", call());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    program
 }
 
 #[test]

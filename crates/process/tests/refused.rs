@@ -12,7 +12,7 @@ use support::survive::{as_an_ordinary_user, installed};
 use support::{Folder, Running, alone, build, reap};
 
 /// What a program holds, and how the refusal names it: before anything is stopped.
-const REFUSED: [(&str, &str); 27] = [
+const REFUSED: [(&str, &str); 26] = [
     ("seccomp_strict", "strict mode"),
     ("namespace", "namespaces of its own"),
     ("ring_that_waits", "wait for something"),
@@ -39,17 +39,17 @@ const REFUSED: [(&str, &str); 27] = [
     ("socket_with_a_program", "SO_ATTACH_BPF"),
     ("no_vdso", "cannot be entered"),
     ("sandbox", "namespaces of its own"),
-    ("one_memory", "one memory with process"),
 ];
 
 /// What only the stopped threads can be asked for: see docs/checkpoint.md.
-const REFUSED_IN_THE_STOP: [(&str, &str); 6] = [
+const REFUSED_IN_THE_STOP: [(&str, &str); 7] = [
     ("seccomp_notify", "its system calls"),
     ("ring_in_a_list", "IORING_REGISTER_RING_FDS"),
     ("aio_of_a_parent", "/[aio]"),
     ("notification_with_a_value", "sigev_value"),
     ("notification_that_is_waited_for", "sigev_value"),
     ("deadly", "PR_SET_PDEATHSIG"),
+    ("one_memory", "one memory with process"),
 ];
 
 /// The same, before the stop, of what root can save.

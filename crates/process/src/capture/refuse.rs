@@ -47,9 +47,7 @@ impl Here {
 /// Looks at all processes of `roots` before one of them is stopped.
 pub(super) fn ahead(roots: &Roots) -> Result<(), EngineError> {
     let here = Here::now()?;
-    let alive = stop::alive(roots);
-    one_memory(alive.iter().copied())?;
-    for pid in alive {
+    for pid in stop::alive(roots) {
         match one(pid, &here) {
             // What has ended meanwhile is in nobody's way.
             Err(EngineError::Ended { .. }) => {}
@@ -141,8 +139,9 @@ fn look_at_mapped(
     if has_code { Ok(()) } else { Err(EngineError::NoEntry { pid }) }
 }
 
-/// Refuses processes that have one memory (CLONE_VM without CLONE_THREAD): each would come back
-/// with a memory of its own.
+/// Refuses stopped processes that have one memory (CLONE_VM without CLONE_THREAD): each would come
+/// back with a memory of its own. While they run, it may be a child of vfork(), which soon has
+/// another.
 pub(super) fn one_memory(pids: impl Iterator<Item = pid_t>) -> Result<(), EngineError> {
     // In kcmp's order. Those that cannot be compared have ended.
     let mut ordered: Vec<pid_t> = Vec::new();
