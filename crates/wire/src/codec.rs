@@ -90,6 +90,19 @@ pub fn decode<T: Wire>(bytes: &[u8]) -> Result<T, WireError> {
     Ok(value)
 }
 
+/// Decodes what a test or a fuzz target holds this encoding to: bytes decode to nothing, or to a
+/// value that has no other encoding.
+///
+/// # Panics
+/// Where the value encodes to other bytes.
+pub fn decode_canonical<T: Wire>(bytes: &[u8]) -> Option<T> {
+    let value = decode::<T>(bytes).ok()?;
+    let mut again = Vec::with_capacity(bytes.len());
+    encode(&value, &mut again);
+    assert!(again == bytes, "{} has two encodings", std::any::type_name::<T>());
+    Some(value)
+}
+
 macro_rules! wire_int {
     ($($t:ty),*) => {$(
         impl Wire for $t {

@@ -9,4 +9,4 @@ mod codec;
 mod macros;
 
 pub use bounded::{Bytes, List, Text, TooLong};
-pub use codec::{Reader, Wire, WireError, Writer, decode, encode};
+pub use codec::{Reader, Wire, WireError, Writer, decode, decode_canonical, encode};
