@@ -5,11 +5,11 @@ use kedge_control::sharing::{Identity, Share, What};
 use kedge_control::usage::{DeviceUse, Usage};
 use kedge_control::{check_bytes, job, keeper, machine, peer, proxy, warm};
 use kedge_protocol::{MemHandleId, PeerName};
+use kedge_test_corpus::Corpus;
 use kedge_wire::{Bytes, List, Text, Wire, encode};
-use std::path::PathBuf;
 
-fn corpus() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/control")
+fn corpus() -> Corpus {
+    Corpus::of("control", check_bytes)
 }
 
 fn encoded<T: Wire>(value: &T) -> Vec<u8> {
@@ -90,49 +90,11 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
 
 #[test]
 fn the_corpus_is_what_the_messages_encode_to() {
-    let bless = std::env::var_os("KEDGE_BLESS").is_some();
-    for (name, bytes) in samples() {
-        check_bytes(&bytes);
-        let path = corpus().join(name);
-        if bless {
-            std::fs::create_dir_all(corpus()).unwrap();
-            std::fs::write(&path, &bytes).unwrap();
-        }
-        let kept = std::fs::read(&path).unwrap_or_default();
-        assert_eq!(kept, bytes, "{name}: the encoding changed; KEDGE_BLESS=1 accepts it");
-    }
+    corpus().has(samples());
 }
 
 #[test]
 fn mutated_messages_are_refused_or_have_one_encoding() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move |below: usize| {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) as usize % below.max(1)
-    };
-    for file in std::fs::read_dir(corpus()).unwrap() {
-        let seed = std::fs::read(file.unwrap().path()).unwrap();
-        for at in 0..seed.len() * 8 {
-            let mut bytes = seed.clone();
-            bytes[at / 8] ^= 1 << (at % 8);
-            check_bytes(&bytes);
-            check_bytes(&seed[..at / 8]);
-        }
-        for _ in 0..2000 {
-            let mut bytes = seed.clone();
-            for _ in 0..=random(4) {
-                let at = random(bytes.len());
-                let end = (at + 4).min(bytes.len());
-                match random(4) {
-                    0 => bytes[at..end].fill(0xff),
-                    1 => bytes.insert(at, random(256) as u8),
-                    2 => bytes.extend_from_within(at..end),
-                    _ => bytes[at..end].fill(random(256) as u8),
-                }
-            }
-            check_bytes(&bytes);
-        }
-    }
+    corpus().each_bit(usize::MAX);
+    corpus().mutated(2000);
 }

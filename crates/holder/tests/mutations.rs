@@ -2,19 +2,13 @@
 #![forbid(unsafe_code)]
 
 use kedge_holder::{Answer, Order, PART, Plea, SLOTS, check_bytes};
-use kedge_wire::{Text, Wire, decode, encode};
+use kedge_test_corpus::Corpus;
+use kedge_wire::{Text, Wire, decode_canonical, encode};
 
 fn encoded(message: &impl Wire) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(message, &mut bytes);
     bytes
-}
-
-/// Decodes bytes, which must not panic, as a message of type `T`, which has no other encoding.
-fn one<T: Wire>(bytes: &[u8]) -> Option<T> {
-    let message = decode::<T>(bytes).ok()?;
-    assert_eq!(encoded(&message), bytes, "two encodings of one message");
-    Some(message)
 }
 
 fn samples() -> Vec<Vec<u8>> {
@@ -37,18 +31,9 @@ fn samples() -> Vec<Vec<u8>> {
 /// What the fuzz target begins with.
 #[test]
 fn the_corpus_is_what_the_messages_encode_to() {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/holder");
-    let bless = std::env::var_os("KEDGE_BLESS").is_some();
-    for (number, bytes) in samples().into_iter().enumerate() {
-        check_bytes(&bytes);
-        let path = std::path::Path::new(corpus).join(format!("message-{}", number + 1));
-        if bless {
-            std::fs::create_dir_all(corpus).unwrap();
-            std::fs::write(&path, &bytes).unwrap();
-        }
-        let kept = std::fs::read(&path).unwrap_or_default();
-        assert_eq!(kept, bytes, "{number}: the encoding changed; KEDGE_BLESS=1 accepts it");
-    }
+    let named = samples().into_iter().zip(1..);
+    let named = named.map(|(bytes, number)| (format!("message-{number}"), bytes));
+    Corpus::of("holder", check_bytes).has(named);
 }
 
 #[test]
@@ -75,13 +60,13 @@ fn changed_messages_are_refused_or_have_one_encoding() {
                 }
             }
             check_bytes(&bytes);
-            if let Some(order) = one::<Order>(&bytes) {
+            if let Some(order) = decode_canonical::<Order>(&bytes) {
                 // Whatever is asked fits or does not.
                 let _ = order.fits(300);
                 orders += 1;
             }
-            answers += u32::from(one::<Answer>(&bytes).is_some());
-            pleas += u32::from(one::<Plea>(&bytes).is_some());
+            answers += u32::from(decode_canonical::<Answer>(&bytes).is_some());
+            pleas += u32::from(decode_canonical::<Plea>(&bytes).is_some());
         }
     }
     let least = orders.min(answers).min(pleas);

@@ -3,11 +3,12 @@
 
 use kedge_image::check::check_bytes;
 use kedge_image::{Choice, ImageFile, ImageWriter, MANIFEST, Manifest, PAGE, Parent, Part, encode};
+use kedge_test_corpus::{Corpus, Random};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn corpus() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/image")
+fn corpus() -> Corpus {
+    Corpus::of("image", check_bytes)
 }
 
 /// A folder that is removed with this.
@@ -52,13 +53,13 @@ fn the_corpus_is_an_image() {
     if std::env::var_os("KEDGE_BLESS").is_some() {
         let folder = Folder::new("image-seeds");
         write(&folder.0);
-        fs::create_dir_all(corpus()).unwrap();
-        fs::copy(folder.0.join("7.kimg"), corpus().join("file")).unwrap();
-        fs::copy(folder.0.join(MANIFEST), corpus().join("manifest")).unwrap();
+        fs::create_dir_all(corpus().path("")).unwrap();
+        fs::copy(folder.0.join("7.kimg"), corpus().path("file")).unwrap();
+        fs::copy(folder.0.join(MANIFEST), corpus().path("manifest")).unwrap();
     }
     let folder = Folder::new("image-corpus");
-    fs::copy(corpus().join("file"), folder.0.join("7.kimg")).unwrap();
-    fs::copy(corpus().join("manifest"), folder.0.join(MANIFEST)).unwrap();
+    fs::copy(corpus().path("file"), folder.0.join("7.kimg")).unwrap();
+    fs::copy(corpus().path("manifest"), folder.0.join(MANIFEST)).unwrap();
     let manifest = Manifest::read(&folder.0).unwrap();
     let file = ImageFile::open(&folder.0.join("7.kimg"), manifest.file("7.kimg")).unwrap();
     file.verify().unwrap();
@@ -67,28 +68,22 @@ fn the_corpus_is_an_image() {
 
 #[test]
 fn mutations_bring_no_reader_down() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move |below: usize| {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) as usize % below.max(1)
-    };
-    for file in fs::read_dir(corpus()).unwrap() {
-        let seed = fs::read(file.unwrap().path()).unwrap();
+    let mut random = Random::default();
+    for seed in corpus().seeds() {
         for _ in 0..2000 {
             let mut bytes = seed.clone();
-            for _ in 0..=random(4) {
+            for _ in 0..=random.below(4) {
                 // The table and the footer are near the end.
-                let near = if random(2) == 0 { bytes.len().min(400) } else { bytes.len() };
-                let at = bytes.len() - 1 - random(near);
+                let is_near = random.below(2) == 0;
+                let near = if is_near { bytes.len().min(400) } else { bytes.len() };
+                let at = bytes.len() - 1 - random.below(near);
                 let end = (at + 8).min(bytes.len());
-                match random(5) {
+                match random.below(5) {
                     0 => bytes[at..end].fill(0xff),
                     1 => bytes[at..end].fill(0),
                     2 => bytes.truncate(at.max(1)),
-                    3 => bytes.insert(at, random(256) as u8),
-                    _ => bytes[at] = random(256) as u8,
+                    3 => bytes.insert(at, random.byte()),
+                    _ => bytes[at] = random.byte(),
                 }
             }
             check_bytes(&bytes);

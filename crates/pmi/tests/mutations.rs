@@ -1,27 +1,14 @@
 //! The fuzz target's body over the committed corpus, with mutations.
 
 use kedge_pmi::check_bytes;
+use kedge_test_corpus::Corpus;
 use proptest::prelude::*;
-
-fn seeds() -> Vec<Vec<u8>> {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/pmi");
-    let files = std::fs::read_dir(corpus).expect("the corpus");
-    let seeds: Vec<_> = files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
-    assert!(seeds.len() >= 4);
-    seeds
-}
 
 #[test]
 fn every_bit_of_every_message() {
-    for seed in seeds() {
-        check_bytes(&seed);
-        for at in 0..seed.len() * 8 {
-            let mut bytes = seed.clone();
-            bytes[at / 8] ^= 1 << (at % 8);
-            check_bytes(&bytes);
-            check_bytes(&seed[..at / 8]);
-        }
-    }
+    let corpus = Corpus::of("pmi", check_bytes);
+    assert!(corpus.seeds().len() >= 4);
+    corpus.each_bit(usize::MAX);
 }
 
 proptest! {

@@ -3,11 +3,11 @@
 use kedge_protocol::check::check_bytes;
 use kedge_protocol::management::{Answer, Argument, Question};
 use kedge_protocol::*;
+use kedge_test_corpus::Corpus;
 use kedge_wire::{Bytes, List, Text, Wire, encode};
-use std::path::PathBuf;
 
-fn corpus_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/wire")
+fn corpus() -> Corpus {
+    Corpus::of("wire", check_bytes)
 }
 
 fn encoded<T: Wire>(value: &T) -> Vec<u8> {
@@ -204,58 +204,10 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
 
 #[test]
 fn the_corpus_is_what_the_messages_encode_to() {
-    let bless = std::env::var_os("KEDGE_BLESS").is_some();
-    for (name, bytes) in samples() {
-        check_bytes(&bytes);
-        let path = corpus_dir().join(name);
-        if bless {
-            std::fs::write(&path, &bytes).unwrap();
-        }
-        let kept = std::fs::read(&path).unwrap_or_default();
-        assert_eq!(kept, bytes, "{name}: the encoding changed; KEDGE_BLESS=1 accepts it");
-    }
+    corpus().has(samples());
 }
 
 #[test]
 fn mutated_messages_are_refused_or_have_one_encoding() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move || {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    };
-    let mut files = 0;
-    for entry in std::fs::read_dir(corpus_dir()).unwrap() {
-        let original = std::fs::read(entry.unwrap().path()).unwrap();
-        files += 1;
-        for _ in 0..4000 {
-            let mut bytes = original.clone();
-            for _ in 0..=random() % 4 {
-                mutate(&mut bytes, &mut random);
-            }
-            check_bytes(&bytes);
-        }
-    }
-    assert!(files >= samples().len());
-}
-
-fn mutate(bytes: &mut Vec<u8>, random: &mut impl FnMut() -> u64) {
-    if bytes.is_empty() {
-        bytes.push(random() as u8);
-        return;
-    }
-    let at = random() as usize % bytes.len();
-    match random() % 6 {
-        0 => bytes[at] ^= 1 << (random() % 8),
-        1 => bytes[at] = random() as u8,
-        2 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random() as usize % 5],
-        3 => bytes.truncate(at),
-        4 => bytes.insert(at, random() as u8),
-        // A whole length field at its extremes.
-        _ => {
-            let end = (at + 4).min(bytes.len());
-            bytes[at..end].fill(0xff);
-        }
-    }
+    corpus().mutated(4000);
 }
