@@ -60,7 +60,7 @@ fn with_vsock<'a>(scenario: &'a Scenario) -> SurveyOptions<'a> {
 }
 
 #[test]
-fn a_plugin_of_others_takes_what_the_table_does_not() {
+fn a_plugin_of_others_takes_what_kedge_s_own_do_not() {
     let mut scenario = Scenario::start("plugins_sockets.c", "vsock");
     let made = socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     if let Err(error) = made {

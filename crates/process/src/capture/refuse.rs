@@ -3,17 +3,15 @@
 use super::lookup::Lookup;
 use super::{guards, mapped};
 use crate::maps::{self, Mapping};
+use crate::plugins::{procfs, sys};
 use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
-use crate::track::compare_memory;
 use crate::vdso::NAME as VDSO;
 use crate::{EngineError, huge, rseq, several};
 use libc::pid_t;
 use rustix::process::geteuid;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -99,16 +97,11 @@ fn mapped_again(pid: pid_t, is_held: impl Fn(u64, u64) -> bool) -> Result<(), En
 
 /// Device and inode of each file that `pid` has open, for more than its path.
 fn opened(pid: pid_t) -> BTreeSet<(u64, u64)> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let file = |entry: fs::DirEntry| {
-        let file = fs::metadata(entry.path()).ok()?;
-        let number = entry.file_name();
-        let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display())).ok()?;
-        let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
-        let flags = i32::from_str_radix(flags.trim(), 8).ok()?;
-        (flags & libc::O_PATH == 0).then(|| (file.dev(), file.ino()))
-    };
-    entries.filter_map(file).collect()
+    // What is closed meanwhile is not open.
+    let numbers = procfs::descriptors(pid).unwrap_or_default();
+    let seen = numbers.into_iter().filter_map(|fd| procfs::descriptor(pid, fd).ok()?);
+    let open = seen.filter(|seen| !seen.info.is_path_only());
+    open.map(|seen| (seen.stat.device, seen.stat.inode)).collect()
 }
 
 fn mapped(
@@ -146,14 +139,13 @@ pub(super) fn one_memory(pids: impl Iterator<Item = pid_t>) -> Result<(), Engine
     // In kcmp's order. Those that cannot be compared have ended.
     let mut ordered: Vec<pid_t> = Vec::new();
     for pid in pids {
-        let compare = |other: &pid_t| compare_memory(*other, pid).unwrap_or(Ordering::Less);
+        let compare = |other: &pid_t| sys::compare_memory(*other, pid).unwrap_or(Ordering::Less);
         match ordered.binary_search_by(compare) {
             Err(at) => ordered.insert(at, pid),
             Ok(at) => {
                 let other = ordered[at];
-                let what = format!(
-                    "it has one memory with process {other} (clone with CLONE_VM), which kedge cannot save yet"
-                );
+                let why = "which kedge cannot save yet";
+                let what = format!("it has one memory with process {other} (CLONE_VM), {why}");
                 return Err(EngineError::unsupported(pid, what));
             }
         }
@@ -228,8 +220,9 @@ fn other_group<'a>(its: &'a str, own: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
     use std::sync::atomic::{self, AtomicUsize};
 
     /// A child that maps what this process maps, and lives no longer than this.

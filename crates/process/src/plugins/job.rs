@@ -111,7 +111,7 @@ impl Found {
     }
 
     pub fn is_path_only(&self) -> bool {
-        self.info.flags & libc::O_PATH as u32 != 0
+        self.info.is_path_only()
     }
 
     /// The NAME of `anon_inode:NAME`, without brackets.

@@ -34,7 +34,7 @@ mod own;
 mod path;
 mod pidfd;
 mod pipes;
-mod procfs;
+pub(crate) mod procfs;
 mod pty;
 mod raw;
 mod recreate;
@@ -44,7 +44,7 @@ mod signalfd;
 mod sockets;
 mod streams;
 pub(crate) mod survey;
-mod sys;
+pub(crate) mod sys;
 pub(crate) mod sysv;
 mod timerfd;
 mod unix;
@@ -107,7 +107,7 @@ pub trait Plugin: Send + Sync + std::fmt::Debug {
         &[]
     }
 
-    /// Whether it takes `file`, asked in the table's order while the job runs.
+    /// Whether it takes `file`: asked while the job runs, after those before it have not.
     fn claim(&self, file: &Found, job: &Job) -> Claim;
 
     /// Whether it can save a description of its own that no process holds: one that waits in a

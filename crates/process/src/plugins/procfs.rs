@@ -44,6 +44,11 @@ impl FdInfo {
         (known == 2).then_some(info)
     }
 
+    /// Whether it is open for its path alone (O_PATH).
+    pub fn is_path_only(&self) -> bool {
+        self.flags & libc::O_PATH as u32 != 0
+    }
+
     /// The value of the line `NAME: VALUE`.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.more.iter().find_map(|line| {

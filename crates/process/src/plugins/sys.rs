@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::io;
 
 const KCMP_FILE: i32 = 0;
+const KCMP_VM: i32 = 1;
 const KCMP_FILES: i32 = 2;
 
 fn kcmp(a: i32, b: i32, kind: i32, x: u64, y: u64) -> io::Result<Ordering> {
@@ -28,6 +29,11 @@ pub(crate) fn compare_files(a: (i32, i32), b: (i32, i32)) -> io::Result<Ordering
 /// Orders tables of descriptors: equal if both processes share one.
 pub(crate) fn compare_tables(a: i32, b: i32) -> io::Result<Ordering> {
     kcmp(a, b, KCMP_FILES, 0, 0)
+}
+
+/// Orders memories: equal if both processes have the same.
+pub(crate) fn compare_memory(a: i32, b: i32) -> io::Result<Ordering> {
+    kcmp(a, b, KCMP_VM, 0, 0)
 }
 
 /// Whom O_ASYNC signals go to: `F_OWNER_TID`, `F_OWNER_PID` or `F_OWNER_PGRP`, and the id.

@@ -15,6 +15,7 @@ mod uffd;
 use crate::capture::{Ahead, Early, Gaps, Once, Settled};
 use crate::maps::{self, Mapping};
 pub(crate) use crate::pagemap::Run;
+use crate::plugins::sys;
 use crate::proc;
 use crate::proc::resident;
 use crate::stop::{self, Patience, Roots, StoppedProcess};
@@ -577,16 +578,8 @@ fn alone_with_their_memory(pids: &mut Vec<pid_t>) {
 }
 
 /// The kernel's order of their memory; `None` where they cannot be compared.
-pub(crate) fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
-    const KCMP_VM: libc::c_int = 1;
-    let (a, b) = (proc::reach(a), proc::reach(b));
-    // SAFETY: this kind of kcmp takes no more arguments.
-    match unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) } {
-        0 => Some(Ordering::Equal),
-        1 => Some(Ordering::Less),
-        2 => Some(Ordering::Greater),
-        _ => None,
-    }
+fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
+    sys::compare_memory(proc::reach(a), proc::reach(b)).ok()
 }
 
 #[cfg(test)]
