@@ -146,7 +146,11 @@ impl Scratch {
         }
         let (mut away, mut next, mut result) = (VecDeque::with_capacity(at_once), 0, Ok(()));
         loop {
-            while result.is_ok() && next < threads.len() && away.len() < at_once {
+            // A slot is free when whoever had it before is home.
+            while result.is_ok()
+                && next < threads.len()
+                && away.front().is_none_or(|(first, _)| next - first < at_once)
+            {
                 match self.set_out(&mut threads[next], next % at_once) {
                     Ok(row) => away.extend(row.map(|row| (next, row))),
                     Err(error) => result = Err(error),
