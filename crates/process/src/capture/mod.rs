@@ -235,9 +235,13 @@ fn survey_ahead(
     options: &Options,
     late: &[Arc<dyn Plugin>],
 ) -> Result<(), EngineError> {
-    let survey = again(|| look_ahead(roots, options, late))?;
-    let Some(survey) = survey else { return Ok(()) };
-    refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode))
+    for _ in 0..refuse::LOOKS {
+        // Where those that were in its way have ended, it may not have come to the others.
+        if let Some(survey) = again(|| look_ahead(roots, options, late))? {
+            return refuse::mapped_ahead(roots, |device, inode| survey.has_open(device, inode));
+        }
+    }
+    Ok(())
 }
 
 /// Looks again at what may be otherwise in a moment: a process that is becoming another program has
@@ -310,7 +314,7 @@ struct Identified {
 impl Identified {
     fn of(alive: &[i32], zombies: &[i32]) -> Result<Identified, EngineError> {
         let members: BTreeSet<i32> = alive.iter().chain(zombies).copied().collect();
-        // SAFETY: plain calls.
+        // SAFETY: the calls take numbers and only return some.
         let (own_group, own_session) = unsafe { (libc::getpgid(0), libc::getsid(0)) };
         // One whose leader lives outside of the job is from outside; one whose leader lives no more
         // is the job's own, unless it is this process's as well.
