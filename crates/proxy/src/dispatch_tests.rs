@@ -15,7 +15,7 @@ use kedge_cuda_types::arena::SHARED_BASE;
 use kedge_device::{Backend, Maker};
 use kedge_device_nvidia::CacheLimits;
 use kedge_protocol::*;
-use kedge_transport::Client;
+use kedge_transport::{Client, Server};
 use kedge_wire::Text;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -28,9 +28,8 @@ use std::time::{Duration, Instant};
 const CTX: CtxId = CtxId(1);
 const STREAM: StreamId = StreamId(2);
 
-/// A connected client with one context and one stream; the counter of operations that have run.
-fn connected() -> (Client, Arc<AtomicU64>) {
-    let (client, server) = kedge_transport::pair().unwrap();
+/// A proxy's host with a device that does nothing, and the counter of operations that have run.
+fn faked(server: &Server) -> (Arc<ProxyHost>, Arc<dyn Backend>, Arc<AtomicU64>) {
     let memory = ClientMemory::new(std::process::id());
     let log = Arc::new(JobLog::none());
     let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log, None));
@@ -38,6 +37,13 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     let ran = fake.ran.clone();
     let backend: Arc<dyn Backend> = fake;
     host.set_backend(&backend);
+    (host, backend, ran)
+}
+
+/// A connected client with one context and one stream; the counter of operations that have run.
+fn connected() -> (Client, Arc<AtomicU64>) {
+    let (client, server) = kedge_transport::pair().unwrap();
+    let (host, backend, ran) = faked(&server);
     let (pidfd, socket) =
         (watch::pidfd(std::process::id()).unwrap(), server.socket().try_clone_to_owned().unwrap());
     let hears = host.clone();
@@ -291,13 +297,7 @@ fn devices_rest_when_the_client_has_read_its_welcome() {
 #[test]
 fn work_is_no_step_of_a_restart() {
     let (_client, server) = kedge_transport::pair().unwrap();
-    let memory = ClientMemory::new(std::process::id());
-    let log = Arc::new(JobLog::none());
-    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log, None));
-    let fake = Fake::new(host.clone());
-    let ran = fake.ran.clone();
-    let backend: Arc<dyn Backend> = fake;
-    host.set_backend(&backend);
+    let (host, backend, ran) = faked(&server);
     let socket = server.socket().try_clone_to_owned().unwrap();
     let mut dispatcher = Dispatcher::new(backend, host, socket);
     let mut make = |post| {
