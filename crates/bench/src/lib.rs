@@ -74,7 +74,7 @@ pub fn measure(asked: Asked<'_>, sink: &mut dyn FnMut(Series)) -> Result<(), Str
     Part::check(parts, what)?;
     let size = |usual: u64| sizes.first().copied().unwrap_or(usual);
     match what {
-        What::Calls | What::Copy | What::Soft => (asked.probe)(what.name(), &mut |line| {
+        What::Calls | What::Copy | What::Soft => (asked.probe)(&what.name(), &mut |line| {
             if let Ok(one) = serde_json::from_str::<Series>(line) {
                 sink(one);
             }

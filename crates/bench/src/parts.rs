@@ -55,23 +55,8 @@ pub enum What {
 
 impl What {
     /// Returns its name, as people give it.
-    pub fn name(self) -> &'static str {
-        match self {
-            What::Calls => "calls",
-            What::Copy => "copy",
-            What::Soft => "soft",
-            What::Codecs => "codecs",
-            What::Barriers => "barriers",
-            What::Cache => "cache",
-            What::Writers => "writers",
-            What::Process => "process",
-            What::Checkpoint => "checkpoint",
-            What::Cost => "cost",
-            What::Far => "far",
-            What::Migrate => "migrate",
-            What::Managed => "managed",
-            What::Cluster => "cluster",
-        }
+    pub fn name(self) -> String {
+        name(self)
     }
 }
 
@@ -130,10 +115,13 @@ impl Part {
     /// Says which of them, if any, is no part of `what`.
     pub(crate) fn check(parts: &[Part], what: What) -> Result<(), String> {
         let Some(wrong) = parts.iter().find(|part| part.of() != what) else { return Ok(()) };
-        let name = wrong.to_possible_value().map(|value| value.get_name().to_owned());
-        let (name, of) = (name.unwrap_or_default(), wrong.of().name());
+        let (name, of) = (name(*wrong), wrong.of().name());
         Err(format!("--parts {name}: that is a part of `kedge bench {of}`"))
     }
+}
+
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Whether `part` is asked for, where none means all.
